@@ -26,7 +26,7 @@ from repsim_cli.config.run import validate
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import count_all_rows
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import CALL, EFFICIENCY, SIDE, forward_operations, say_duration
+from repsim_cli.engine.cost import CALL, EFFICIENCY, SIDE, count_forward_operations, say_duration
 from repsim_cli.execution.records import read_records
 from repsim_cli.models.source import Source
 from repsim_cli.runs import folders
@@ -111,7 +111,7 @@ def recordings(compared: Comparison, cached: bool = True, workers: int = 1) -> l
     shards = max(1, workers // len(compared.live))
     return [
         Work(
-            forward_operations([model], sequences, length) / EFFICIENCY / shards,
+            count_forward_operations([model], sequences, length) / EFFICIENCY / shards,
             4.0 * model.parameters + written(compared, label) * cached / shards,
             CALL * model.layers * count_passes(sequences, length, compared.hardware) / shards,
         )
@@ -137,7 +137,7 @@ def trainings(compared: Comparison) -> list[Work]:
 def solvings(compared: Comparison) -> list[Work]:
     """A unit per slow measure and pair of models, on one core, which reads the rows of both."""
     widths = {label: [layer.width for layer in compared.layers if layer.model == label] for label in compared.live}
-    labels, rows, units = list(widths), footprint.rows_at_once(compared), []
+    labels, rows, units = list(widths), footprint.count_rows_per_comparison(compared), []
     for measure in compared.measures.values():
         for i, first in enumerate(labels):
             for second in labels[i:]:

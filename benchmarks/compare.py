@@ -57,12 +57,12 @@ def bare(models: list[str], data: dict) -> None:
     """Loads the models and runs their backbones on random tokens; prints the CPU seconds of each part."""
     import torch
 
-    from repsim_cli.api.entries import model_entry
+    from repsim_cli.api.entries import make_model_entry
     from repsim_cli.config.binding import bind_model
 
     places, count = data["places"], data["sequences"]
     of_each = places.values() if isinstance(places, dict) else [places] * len(models)
-    bound = [bind_model("model", model_entry("model", name)) for name in models]
+    bound = [bind_model("model", make_model_entry("model", name)) for name in models]
     modules = [source.load(False) for source in bound]
     loaded, draw = time.process_time(), torch.Generator().manual_seed(0)
     with torch.inference_mode():

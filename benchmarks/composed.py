@@ -19,7 +19,7 @@ from gromov_wasserstein import layers
 from threadpoolctl import threadpool_limits
 
 from repsim_cli.measures.assignment import read_matching
-from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, assignment_objective, lower_further
+from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, compute_assignment_objective, lower_further
 from repsim_cli.measures.gromov_search import find_best_gromov
 from repsim_cli.measures.gromov_spaces import Space, order_pair, prepare_space
 
@@ -41,7 +41,7 @@ def composed(a: Space, b: Space, over: list[tuple[Trial, Trial]], rough: bool) -
     trials, sides = [], (a.distances, b.distances)
     for of_a, of_b in over:
         matched = np.argsort(of_b.matched)[of_a.matched]
-        trial = Trial("composed", matched, assignment_objective(*sides, matched))
+        trial = Trial("composed", matched, compute_assignment_objective(*sides, matched))
         trials.append(lower_further(trial, *sides, ROUGH)[0] if rough else trial)
     return lower_further(min(trials, key=lambda trial: trial.value), *sides, MANY_ROWS)[0]
 

@@ -32,7 +32,7 @@ from repsim_cli.activations.stored import Running
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.binding import bind_model
-from repsim_cli.config.presets import conf_dir, read_table_entries
+from repsim_cli.config.presets import find_conf_folder, read_table_entries
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import lower_bounds
@@ -48,7 +48,7 @@ ORDERS = 5
 def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
     """The representations (n, d) of an entry of conf/models.yaml, by layer."""
     entry = dict(read_table_entries("model")[model])
-    chosen = yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text())
+    chosen = yaml.safe_load((find_conf_folder() / "extract" / "modsum.yaml").read_text())
     extract = Extract(**{**chosen, "rows": n, "at_most": []})
     source = bind_model(model, entry)
     found, hardware = plan_readings({model: source}, extract), Hardware(batch_size=512)

@@ -12,7 +12,7 @@ from levels import Promise
 from repsim_cli import measures
 from repsim_cli.activations.segments import BOTH, Segments, find_segments
 from repsim_cli.base.settings import Significance
-from repsim_cli.engine.closed_null import closed_form, compute_null_moments
+from repsim_cli.engine.closed_null import compute_closed_form_null, compute_null_moments
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.significance import JudgedValues, judge
 from repsim_cli.measures.inner import Matrix
@@ -45,7 +45,7 @@ def closed_map(rng: np.random.Generator, rows: Rows, n: int, size: int, related:
     sides = [[rows(rng, n, 16) for _ in range(size)] for _ in range(2)]
     sides[1][0] += related * sides[0][0]
     squares = [[torch.from_numpy(centred(x @ x.T)) for x in side] for side in sides]
-    null = closed_form(*([compute_null_moments(square) for square in side] for side in squares))
+    null = compute_closed_form_null(*([compute_null_moments(square) for square in side] for side in squares))
     cross = torch.stack([torch.stack([(a * b).sum() for b in squares[1]]) for a in squares[0]])
     parts = {"values": cross, "z": (cross - null.mean) / null.deviation} | null._asdict()
     whole = {what: torch.full((2 * size, 2 * size), torch.nan, dtype=torch.float64) for what in parts}

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from by_block import limited
 
-from repsim_cli.engine.moments import _covariances
+from repsim_cli.engine.moments import _compute_covariances
 
 LAYERS, SHARED = 12, 32
 CELLS = [(0, 1), (3, 14), (14, 3), (11, 23)]
@@ -133,7 +133,7 @@ def products(rows: int, width: int, layers: int) -> None:
 
     def summed(single: bool) -> None:
         stream = ([x[i : i + 256] for x in xs] for i in range(0, rows, 256))
-        found[single] = _covariances(stream, range(layers), cells, single)[0]
+        found[single] = _compute_covariances(stream, range(layers), cells, single)[0]
 
     calls = {"torch.mm, float32": bare, "float32": partial(summed, True), "float64": partial(summed, False)}
     for name, call in calls.items():

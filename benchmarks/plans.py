@@ -15,7 +15,7 @@ import torch
 from repsim_cli import measures
 from repsim_cli.base.errors import RepsimError
 from repsim_cli.base.settings import Hardware
-from repsim_cli.engine.cost import pairs_cost
+from repsim_cli.engine.cost import estimate_pairs_cost
 from repsim_cli.engine.pairs import compute_all_pairs
 
 SIZES = ((256, 64), (1000, 64), (1000, 384))
@@ -40,7 +40,9 @@ def taken(name: str, given: list[torch.Tensor]) -> tuple[float, float]:
     bound = measures.get(name)
     count = len(given)
     hardware = Hardware(threads=1)
-    planned = pairs_cost([bound], [x.shape[1] for x in given], count * (count + 1) // 2, len(given[0]), hardware)
+    planned = estimate_pairs_cost(
+        [bound], [x.shape[1] for x in given], count * (count + 1) // 2, len(given[0]), hardware
+    )
     labels = torch.arange(len(given[0])) % 8 if bound.card.labelled else None
     begin = time.process_time()
     compute_all_pairs({name: bound}, given, labels=labels)

@@ -32,7 +32,7 @@ from repsim_cli import measures
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.api.entries import compose_configuration, model_entry
+from repsim_cli.api.entries import compose_configuration, make_model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.base.settings import Extract
 from repsim_cli.config.run import validate
@@ -91,7 +91,7 @@ def rows_of(model: str, file: Path, rows: str, skip: int, folder: Path) -> tuple
     data: Any = {"kind": "ewt", "path": str(file)} if rows == "words" else str(file)
     more = {"extract.sequences": 300} if rows == "words" else {"extract.length": 256}
     settings = {**ROWS, "extract.skip": skip, **more}
-    entry = {"mine": model_entry("mine", model)}
+    entry = {"mine": make_model_entry("mine", model)}
     checked = validate(compose_configuration(entry, data, ["cka"], rows, "none", settings, ["resid_post"], "cpu", 8, 0))
     with new_run(folder, reported=False, name="rows", study="similarity", seed=0, command=[], overrides=[]) as run:
         comparison = checked.study.comparison

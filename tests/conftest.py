@@ -137,11 +137,11 @@ def shared(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], objec
 def tokenizer_folder(shared) -> Path:
     """A BPE tokenizer of 400 tokens, in transformers format."""
     from repsim_cli.base.registry import data
-    from repsim_cli.training.pretrain import byte_pair_tokenizer
+    from repsim_cli.training.pretrain import train_byte_pair_tokenizer
 
     def make(folder: Path) -> None:
         documents = list(data.get("embedded_text").function(split="validation").documents())[:60]
-        byte_pair_tokenizer(documents, 400, 64).save_pretrained(folder)
+        train_byte_pair_tokenizer(documents, 400, 64).save_pretrained(folder)
 
     return shared("tokenizer", make)
 
@@ -255,7 +255,7 @@ def finished(shared) -> Callable[..., Path]:
 def edited(monkeypatch, tmp_path):
     """edited(module, old, new): from now on the file of the module has this other text for the keys of the cache, or a
     line more."""
-    places, real, known = {}, closure._place, closure._file
+    places, real, known = {}, closure._place, closure._parse_module
 
     def edit(module: str, old: str = "", new: str = "") -> None:
         closure.collect_code.cache_clear()
@@ -267,7 +267,9 @@ def edited(monkeypatch, tmp_path):
         places[module] = (str(changed), folders)
         monkeypatch.setattr(closure, "_place", lambda name: places.get(name) or real(name))
         # what is not edited is read once by all tests
-        monkeypatch.setattr(closure, "_file", lambda name: (known.__wrapped__ if name in places else known)(name))
+        monkeypatch.setattr(
+            closure, "_parse_module", lambda name: (known.__wrapped__ if name in places else known)(name)
+        )
 
     yield edit
     closure.collect_code.cache_clear()

@@ -11,7 +11,7 @@ import repsim_cli
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.chance import say_pairings
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.chance import chance_in
+from repsim_cli.findings.chance import find_chance_of_values
 from repsim_cli.report.record import record
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import CHANCE, QUANTITIES
@@ -116,7 +116,7 @@ def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
             assert (chance.low, chance.middle, chance.high) == (cells.min(), np.median(cells), cells.max())
             values = reader.read_array(run, matrix.values)
             sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
-            drawn, said = chance_in(about, measured, values, *sides)
+            drawn, said = find_chance_of_values(about, measured, values, *sides)
             assert (drawn, said) == (chance, f"chance, {say_pairings(measured.chance)}")
             assert level["level"] == {said: [chance.low, chance.middle, chance.high]}
         if measured.chance["mean"] == "exact":

@@ -36,7 +36,7 @@ Special = Literal["drop_renormalise", "keep"]
 OFF = 0.01  # by which the rows of a map may miss 1, in half precision
 
 
-def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
+def plan_attention_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
     """The attention layers of each model, in order; the width of a layer is its number of heads.
 
     Raises BadInput (key path first) where a model has no attention maps.
@@ -55,7 +55,7 @@ def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> lis
     return readings
 
 
-def head_places(readings: Sequence[Reading]) -> list[slice]:
+def slice_heads_by_layer(readings: Sequence[Reading]) -> list[slice]:
     """The heads of each layer, among all heads."""
     ends = np.cumsum([0, *(layer.width for reading in readings for layer in reading.layers)]).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
@@ -93,7 +93,9 @@ def check_units(of: Mapping[str, Int[np.ndarray, "N L"]], sequences: Mapping[str
             )
 
 
-def word_map(pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Special) -> Float[Tensor, "h t t"]:
+def pool_attention_by_word(
+    pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Special
+) -> Float[Tensor, "h t t"]:
     """The map of a sequence by words: the sum over the pieces of the attended word, the mean over the attending ones.
 
     of: the row of every token, -1 for none. With `drop_renormalise`, tokens without a row are left out and rows are
@@ -127,7 +129,7 @@ def stream_attention_maps(
     without attention weights.
     """
     modules, sequences = running.modules, running.sequences
-    layers = head_places(readings)
+    layers = slice_heads_by_layer(readings)
     sizes = units(sequences[readings[0].label], special).max(1) + 1
     with ExitStack() as stack:
         forwards = {
@@ -214,7 +216,10 @@ class _Forward:
         # copies all layers, so that the model's tensors can be freed
         by_layer = torch.stack([patterns.pop(point) for point in self.reading.points], 1)
         of = torch.from_numpy(units(given, self.special)).to(by_layer.device)
-        return [word_map(p, row, self.special) for p, row in zip(by_layer.float().flatten(1, 2), of, strict=True)]
+        return [
+            pool_attention_by_word(p, row, self.special)
+            for p, row in zip(by_layer.float().flatten(1, 2), of, strict=True)
+        ]
 
 
 def _check_rows(sentences: Sequence[Tensor], label: str, given: Sequences, window: slice) -> None:

@@ -25,7 +25,7 @@ from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import Forward, find_used
-from repsim_cli.activations.stored import window_name
+from repsim_cli.activations.stored import name_window
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
@@ -273,7 +273,7 @@ class _BlockPass:
                     taken = forward.rows(window)
                     if rows is not None:
                         tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(taken)}
-                        safetensors.torch.save_file(tensors, rows / window_name(window))
+                        safetensors.torch.save_file(tensors, rows / name_window(window))
 
         def run_with_stream(rows: Path | None) -> None:
             if number + 1 == len(self.steps):
@@ -341,9 +341,9 @@ class _BlockPass:
         for number, step in enumerate(self.steps):
             folder = self.name("rows", number)
             for window in self.windows if step.points else ():
-                with safetensors.safe_open(self.entry.files[folder] / window_name(window), framework="pt") as opened:
+                with safetensors.safe_open(self.entry.files[folder] / name_window(window), framework="pt") as opened:
                     for place, i in enumerate(step.points):
-                        rows[window_name(window)], widths[i] = opened.get_slice(f"{place:04d}").get_shape()
+                        rows[name_window(window)], widths[i] = opened.get_slice(f"{place:04d}").get_shape()
                         parts[i] = [folder, f"{place:04d}"]
         layers = range(len(self.reading.layers))
         self.entry.finish(

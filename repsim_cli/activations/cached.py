@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.activations.places import rows_run
+from repsim_cli.activations.places import count_given_rows
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.stored import activations_key, open_entry, shard_key
+from repsim_cli.activations.stored import make_activations_key, make_shard_key, open_entry
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.cache import Entry, limit, make_cache_key, trim, use
@@ -36,7 +36,7 @@ def open_cache(
     if not live:
         yield {}
         return
-    rows = int(rows_run(next(iter(sequences.values())), extract).sum())
+    rows = int(count_given_rows(next(iter(sequences.values())), extract).sum())
     keys = {}
     for reading in live:
         label, size = reading.label, 4 * rows * sum(layer.width for layer in reading.layers)
@@ -45,9 +45,9 @@ def open_cache(
         if size > limit():
             log.info("cache: %s needs %.1f GB, more than the limit; streamed", label, size / 1e9)
             continue
-        keys[label] = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
+        keys[label] = make_activations_key(identities[label], sequences[label], extract, reading.points, dtype)
         if shard is not None:
-            keys[label] = shard_key(keys[label], *shard)
+            keys[label] = make_shard_key(keys[label], *shard)
     with ExitStack() as stack:
         try:
             entries = stack.enter_context(use("activations", list(keys.values())))
@@ -73,7 +73,7 @@ def entries_of(
     entries = {}
     for reading in live:
         label = reading.label
-        name = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
+        name = make_activations_key(identities[label], sequences[label], extract, reading.points, dtype)
         entries[label] = Entry("activations", make_cache_key({"label": label, "rows": name}), home=folder)
         entries[label].load()
     yield entries

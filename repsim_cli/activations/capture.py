@@ -15,7 +15,7 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, take_hidden_states
 from repsim_cli.models.seq2seq import shift
-from repsim_cli.models.source import Source, backbone_path
+from repsim_cli.models.source import Source, find_backbone_path
 
 MASKED = ("text", "numbers")  # images have no padding
 Reader = Callable[..., dict[HookPoint, Tensor]]
@@ -38,7 +38,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     captured: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()
     shape: list[torch.Size] = []  # of the inputs
-    backbone = model.get_submodule(backbone_path(model, source)) if LOGITS in points else model
+    backbone = model.get_submodule(find_backbone_path(model, source)) if LOGITS in points else model
     modules = {**source.modules(backbone), "": model}
     main: Any = getattr(model, "main_input_name", "input_ids")
 
@@ -64,7 +64,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             nonlocal unchecked
             given = {main: inputs, **more}
             if mask is not None:
-                given |= _masks(model, source, inputs, mask)
+                given |= _make_mask_inputs(model, source, inputs, mask)
             if unchecked and mask is not None:
                 _check_stream(backbone, source, given)
                 unchecked = False
@@ -115,7 +115,7 @@ def _hooks(
             handle.remove()
 
 
-def _masks(model: Any, source: Source, inputs: Tensor, mask: Bool[Tensor, "b s"]) -> dict[str, Tensor]:
+def _make_mask_inputs(model: Any, source: Source, inputs: Tensor, mask: Bool[Tensor, "b s"]) -> dict[str, Tensor]:
     """What the model is given beside its inputs, by name: the mask, and what its decoder reads."""
     given: dict[str, Tensor] = {}
     if source.modality in MASKED:

@@ -35,7 +35,7 @@ class FeatureSpread(NamedTuple):
 
 def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
     """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
-    n, size = len(x), _largest(x)
+    n, size = len(x), _find_largest_magnitude(x)
     few = n <= min(x.shape[1], FEWER)
     scale = 1.0 if 1e-10 < size < 1e10 else size or 1.0  # squares are numbers in float32
     features, products = [], x.new_zeros((), dtype=torch.float64)
@@ -80,7 +80,7 @@ def estimate_participation_ratio(
     return min(max(1.0, float(of_trace / of_squares)), float(features)) if of_squares > 0 else float(features)
 
 
-def _largest(x: Tensor) -> float:
+def _find_largest_magnitude(x: Tensor) -> float:
     least, most = x.aminmax()
     return max(-float(least), float(most))
 

@@ -117,12 +117,12 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
             continue
         depth = count_stack_blocks(point, source)
         if point.layer is not None:
-            points.append(replace(point, layer=_layer(point.layer, depth, name)))
+            points.append(replace(point, layer=_resolve_layer_number(point.layer, depth, name)))
         elif isinstance(layers, str):
             points += _list_in_blocks(point, depth, source)
         else:
-            points += [replace(point, layer=_layer(layer, depth, "layers")) for layer in layers]
-    points = [single for point in points for single in _heads(point, source)]
+            points += [replace(point, layer=_resolve_layer_number(layer, depth, "layers")) for layer in layers]
+    points = [single for point in points for single in _expand_heads(point, source)]
     if not points:
         raise BadInput(f"no hook point is left, got layers {layers} of a model with {source.layers}; select some")
     for point in points:
@@ -143,21 +143,21 @@ def _match_modules(pattern: str, source: Source) -> list[str]:
     for prefix in (getattr(source.skeleton, "base_model_prefix", ""), "language_model"):
         spelled += [name.removeprefix(f"{prefix}.") for name in spelled if prefix and name.startswith(f"{prefix}.")]
     for name in spelled:
-        paths = [path for path in modules if path and _matches(path, name)]
+        paths = [path for path in modules if path and _matches_module_pattern(path, name)]
         running = [path for path in paths if not isinstance(modules[path], CONTAINERS)]
         if running:
             return running
         if paths:
             raise BadInput(f"a list of modules has no output, got 'module:{pattern}'; write 'module:{pattern}.*'")
-    raise BadInput(f"no such module, got 'module:{pattern}'; {_nearest(spelled[-1], modules)}")
+    raise BadInput(f"no such module, got 'module:{pattern}'; {_say_nearest_modules(spelled[-1], modules)}")
 
 
-def _matches(path: str, pattern: str) -> bool:
+def _matches_module_pattern(path: str, pattern: str) -> bool:
     parts, patterns = path.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
-def _nearest(pattern: str, paths: Iterable[str]) -> str:
+def _say_nearest_modules(pattern: str, paths: Iterable[str]) -> str:
     """The near misses among the modules, else the outermost modules."""
     paths = [path for path in paths if path]
     near = did_you_mean(pattern, paths)
@@ -193,7 +193,7 @@ def count_stack_blocks(point: HookPoint, source: Source) -> int:
     return (source.architecture and stack_of(point, source).depth) or source.layers
 
 
-def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
+def _expand_heads(point: HookPoint, source: Source) -> list[HookPoint]:
     """The hook point itself, or a hook point for each head."""
     if point.head != EVERY:
         return [point]
@@ -203,27 +203,27 @@ def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
 
 def count_heads(point: HookPoint, source: Source) -> int:
     of_keys = point.kind in ("k", "v")
-    heads = _attention(point, source)
+    heads = _find_layer_heads(point, source)
     if heads is None:
         return source.kv_heads if of_keys else source.heads
     return heads.keys if of_keys else heads.queries
 
 
-def head_width(point: HookPoint, source: Source) -> int:
+def find_head_width(point: HookPoint, source: Source) -> int:
     """Features per head of q, k, v or z."""
-    heads = _attention(point, source)
+    heads = _find_layer_heads(point, source)
     if heads is None:
         return source.head_width
     return heads.width if point.kind in ("q", "k") else heads.value_width
 
 
-def _attention(point: HookPoint, source: Source) -> Heads | None:
+def _find_layer_heads(point: HookPoint, source: Source) -> Heads | None:
     if source.architecture is None or point.layer is None:
         return None
     return stack_of(point, source).heads.get(point.layer)
 
 
-def _layer(layer: int, depth: int, where: str) -> int:
+def _resolve_layer_number(layer: int, depth: int, where: str) -> int:
     if not -depth <= layer < depth:
         has = f"layers 0 to {depth - 1}" if depth else "no blocks"
         raise BadInput(f"{where}: layer out of range, got {layer}; the model has {has}")

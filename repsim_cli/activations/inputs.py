@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.activations.batching import measure_lengths
-from repsim_cli.activations.places import count_kept_rows, have_same_rows, places_read, rows_run
+from repsim_cli.activations.places import count_given_rows, count_kept_rows, have_same_rows, mark_read_places
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.activations.rows import find_used
@@ -78,7 +78,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
         return by_label
     first, *others = by_label or [""]
     for label in others:
-        if _vocabularies_differ(by_label[first], by_label[label]):
+        if _have_different_vocabularies(by_label[first], by_label[label]):
             raise _explain_other_tokenizer(first, label, OTHER[data.modality])
     return by_label
 
@@ -86,7 +86,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
 def share_tokens(live: Mapping[str, Source]) -> bool:
     """Whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
     first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
-    return not any(_vocabularies_differ(first, other) for other in others)
+    return not any(_have_different_vocabularies(first, other) for other in others)
 
 
 def make_sequences(
@@ -112,7 +112,7 @@ def make_sequences(
             raise _explain_other_tokenizer(first, label, "different tokens on the same text")
     if extract.unit == "sequence":
         for label, given in sequences.items():
-            counts = places_read(given, extract).sum(1)
+            counts = mark_read_places(given, extract).sum(1)
             if counts.min() < counts.max():
                 raise BadInput(
                     f"extract.unit: sequences of equal length are needed, got {counts.min()} to {counts.max()} tokens "
@@ -215,7 +215,7 @@ def _pair_by_id(
                 "use data=table data.id=COLUMN extract=pooled (repsim compare --set data.id=COLUMN)"
             )
         assert given.example is not None
-        wanted = [known[i] for i in np.repeat(given.example, rows_run(given, extract)).tolist()]
+        wanted = [known[i] for i in np.repeat(given.example, count_given_rows(given, extract)).tolist()]
         anywhere, whose = set(known), "the data lack"
     else:
         common = set(keyed[first].ids).intersection(*(keyed[other].ids for other in others))
@@ -286,7 +286,10 @@ def _list_first(ids: Sequence[str]) -> str:
 def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
-    count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (count_kept_rows, rows_run))
+    count, rows, given = (
+        len(sample.inputs),
+        *(int(of(sample, extract).sum()) for of in (count_kept_rows, count_given_rows)),
+    )
     parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(measure_lengths(find_used(sample, extract)).sum())
     candidates = {"token": tokens, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
@@ -344,14 +347,14 @@ def _identify_tokenizer(tokenizer: Any) -> Any:
     return (template, tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else None
 
 
-def _vocabularies_differ(a: Any, b: Any) -> bool:
+def _have_different_vocabularies(a: Any, b: Any) -> bool:
     """In a dry run, published models are compared by the names of their tokenizers; a name and a file are not."""
     if isinstance(a, Vocabulary) != isinstance(b, Vocabulary):
         return False
-    return _vocabulary(a) != _vocabulary(b)
+    return _read_vocabulary(a) != _read_vocabulary(b)
 
 
-def _vocabulary(tokenizer: Any) -> Any:
+def _read_vocabulary(tokenizer: Any) -> Any:
     """What two models must share for their tokens (or patches) to be the same."""
     if isinstance(tokenizer, Numbers | Vocabulary):
         return tokenizer

@@ -50,7 +50,7 @@ def number_documents(sequences: Sequences, warn: Callable[[str], None], what: st
     return np.arange(len(sequences.text))
 
 
-def logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:
+def compute_logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:
     """Runs a model with its output head, as it is hooked now, and takes its logits at these places."""
     inputs, mask, more = make_input_tensors(batch, source, make_input_template(model))
     with capture(model, source, [LOGITS]) as read:

@@ -29,7 +29,7 @@ def compute_logits(
     """
     for batch in batches:
         given = sequences.take(batch, int(sequences.mask[batch].sum(1).max()))
-        logits = _logits(model, given, segments)
+        logits = _compute_batch_logits(model, given, segments)
         tally(given.mask)
         if not torch.isfinite(logits).all():
             raise RunFailed(
@@ -40,7 +40,7 @@ def compute_logits(
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor, "b ..."]:
+def _compute_batch_logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor, "b ..."]:
     device = next(model.parameters()).device
     if given.inputs.ndim == 4:
         return model(pixel_values=torch.from_numpy(given.inputs).to(device)).logits.float()
@@ -50,11 +50,11 @@ def _logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor,
     return model(**{name: torch.from_numpy(array).to(device).long() for name, array in arrays.items()}).logits.float()
 
 
-def output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) -> float:
+def limit_output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) -> float:
     """How much of a batch may be padding without a change of the outputs."""
 
     def compute_token_logits(given: Sequences) -> list[Tensor]:
-        logits = _logits(model, given, segments)
+        logits = _compute_batch_logits(model, given, segments)
         return [logits if logits.ndim == 2 else logits[torch.from_numpy(given.mask).to(logits.device)]]
 
     return limit_padding(

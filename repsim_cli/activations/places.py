@@ -10,7 +10,7 @@ from repsim_cli.data.base import Data, Sequences
 Places = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
 
 
-def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def mark_read_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
     stand for them. Of pooled rows: those that are pooled, never padding or what is skipped (unless nothing else is
     there: such a row is left out)."""
@@ -49,16 +49,16 @@ def _find_word_pieces(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]
     return {"last": last, "first": first, "mean": pieces}
 
 
-def places_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def mark_row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """One place for every row that models give, unless rows are pooled sequences."""
     if extract.unit in WORDS and extract.piece == "mean":
         return _find_word_pieces(sequences)["first"]
-    return places_read(sequences, extract)
+    return mark_read_places(sequences, extract)
 
 
-def rows_run(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+def count_given_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows models give for each sequence: its places or words, or one if any place is pooled."""
-    places = places_run(sequences, extract)
+    places = mark_row_places(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
 
@@ -73,27 +73,27 @@ def order_places(sequences: Sequences, places: Bool[np.ndarray, "N L"], extract:
 
 
 def _of_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """As `places_run`, of the rows of the run."""
-    places = places_run(sequences, extract)
+    """As `mark_row_places`, of the rows of the run."""
+    places = mark_row_places(sequences, extract)
     return places if sequences.left_out is None else places & ~sequences.left_out
 
 
-def _row_places(sequences: Sequences, extract: Extract) -> Places:
+def _order_row_places(sequences: Sequences, extract: Extract) -> Places:
     return order_places(sequences, _of_run(sequences, extract), extract)
 
 
-def row_places(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "n 2"]:
+def list_row_places(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "n 2"]:
     """The sequence and the place of every row of the run, in row order; of a pooled row its first place."""
     if extract.pooled:
         places = _of_run(sequences, extract)
         return np.argwhere(places & (places.cumsum(1) == 1))
-    return np.stack(_row_places(sequences, extract), 1)
+    return np.stack(_order_row_places(sequences, extract), 1)
 
 
 def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
     """The row of the run that each place of text is a part of, -1 where it is of none: all tokens of a text, and all
     pieces of a word."""
-    sequence, place = row_places(sequences, extract).T
+    sequence, place = list_row_places(sequences, extract).T
     if extract.pooled:
         rows = np.full(len(sequences.text), -1)
         rows[sequence] = np.arange(len(sequence))
@@ -105,90 +105,90 @@ def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
 
 
 def count_kept_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
+    """How many rows of the run each sequence gives: those of `count_given_rows` that no model leaves out."""
     places = _of_run(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
 
-def rows_left(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] | None:
+def mark_kept_rows(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] | None:
     """Of every row that models give, whether it is a row of the run; None: all are."""
     if sequences.left_out is None:
         return None
-    places = places_run(sequences, extract)
+    places = mark_row_places(sequences, extract)
     if extract.pooled:
         return ~np.all(sequences.left_out, axis=1)[np.any(places, axis=1)]
     return ~sequences.left_out[order_places(sequences, places, extract)]
 
 
-def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+def list_row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
     """The label code of every row of the run, in row order; None where the data has none."""
     if sequences.labels is None:
         return None
     return np.repeat(sequences.labels.codes, count_kept_rows(sequences, extract))
 
 
-def row_examples(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+def list_row_examples(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The number in the data set of the example or sentence of every row of the run, in row order."""
     assert sequences.example is not None
     return np.repeat(sequences.example, count_kept_rows(sequences, extract))
 
 
-def row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+def list_row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The number in its sentence of every row of the run that is a word, in row order."""
     assert sequences.word is not None
-    return sequences.word[_row_places(sequences, extract)]
+    return sequences.word[_order_row_places(sequences, extract)]
 
 
-def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+def list_row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
     if extract.unit in ("token", *WORDS):
-        return sequences.document[_row_places(sequences, extract)]
+        return sequences.document[_order_row_places(sequences, extract)]
     return np.flatnonzero(count_kept_rows(sequences, extract))
 
 
-def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+def list_row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
     """The place of every row in its sequence, which counts special tokens; None for pooled rows, which have none."""
     if extract.unit not in ("token", *WORDS):
         return None
-    return _row_places(sequences, extract)[1]
+    return _order_row_places(sequences, extract)[1]
 
 
-def row_tokens(sequences: Sequences, extract: Extract, before: bool = False) -> Int[np.ndarray, " n"]:
+def list_row_tokens(sequences: Sequences, extract: Extract, before: bool = False) -> Int[np.ndarray, " n"]:
     """The token id of every row of the run that is a token or word (of its last or first piece), in row order. before:
     that of the place before it, -1 where it is the first of its sequence."""
     ids = sequences.ids
     if before:
         ids = np.concatenate([np.full_like(ids[:, :1], -1), ids[:, :-1]], axis=1)
-    return ids[_row_places(sequences, extract)].astype(np.int64)
+    return ids[_order_row_places(sequences, extract)].astype(np.int64)
 
 
-def row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+def list_row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
     """Which token every row of the run is of, or which word (by all of its pieces), in row order; None of pooled rows
     and images."""
     if extract.unit not in ("token", *WORDS) or sequences.inputs.ndim != 2:
         return None
     if extract.unit == "token":
-        return row_tokens(sequences, extract)
+        return list_row_tokens(sequences, extract)
     assert sequences.word is not None
     known: dict[bytes, int] = {}
     ids, of = sequences.ids, sequences.word
-    words = (ids[at][of[at] == of[at, place]].tobytes() for at, place in row_places(sequences, extract))
+    words = (ids[at][of[at] == of[at, place]].tobytes() for at, place in list_row_places(sequences, extract))
     return np.array([known.setdefault(pieces, len(known)) for pieces in words], dtype=np.int64)
 
 
-def row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[str, list[str]]:
+def list_row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[str, list[str]]:
     """By name, what the columns of the data say of every row of the run, in row order: of its example or its word."""
     if sequences.example is None:
         return {}
-    examples = row_examples(sequences, extract)
+    examples = list_row_examples(sequences, extract)
     found = {name: [labels[i] for i in examples] for name, labels in data.labels_of_examples().items()}
     if extract.unit == "word" and sequences.word is not None:
-        at = list(zip(examples, row_words(sequences, extract), strict=True))
+        at = list(zip(examples, list_row_words(sequences, extract), strict=True))
         found |= {name: [labels[i][j] for i, j in at] for name, labels in data.labels_of_words().items()}
     return found
 
 
-def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+def mark_row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", *WORDS):
         return np.full(count_kept_rows(sequences, extract).sum(), BOTH)
@@ -199,11 +199,11 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
     changed = np.zeros_like(places)
     changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
-    begins = np.where(first, _starts_here(sequences, first), changed)
-    return (DOCUMENT * begins + SEQUENCE * first)[_row_places(sequences, extract)]
+    begins = np.where(first, _begins_in_sequence(sequences, first), changed)
+    return (DOCUMENT * begins + SEQUENCE * first)[_order_row_places(sequences, extract)]
 
 
-def _starts_here(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
+def _begins_in_sequence(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
     """Whether the document of the first row of each sequence begins in it, at that row or before."""
     at = first.argmax(1)[:, None]
     same = sequences.document == np.take_along_axis(sequences.document, at, 1)
@@ -213,10 +213,10 @@ def _starts_here(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[n
 
 def have_same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
-    if not np.array_equal(rows_run(a, extract), rows_run(b, extract)):
+    if not np.array_equal(count_given_rows(a, extract), count_given_rows(b, extract)):
         return False
     if extract.unit in WORDS:
-        places = [order_places(x, places_run(x, extract), extract) for x in (a, b)]
+        places = [order_places(x, mark_row_places(x, extract), extract) for x in (a, b)]
         rows_a, rows_b = ([y[at] for y in (x.position, x.document)] for x, at in zip((a, b), places, strict=True))
         return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:

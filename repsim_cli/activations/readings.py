@@ -13,7 +13,7 @@ from repsim_cli.activations.hook_points import (
     HookPoint,
     choose_hook_points,
     count_heads,
-    head_width,
+    find_head_width,
 )
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import check_device
@@ -96,7 +96,9 @@ def plan_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Rea
         read = find_output_shapes(source, points) if guessed else {}
         if source.modality == "images" and not _allows_own_places(source, extract):
             _check_places(label, source, read)
-        layers = [Layer(label, str(point), _width(point, source, extract, read.get(point))) for point in points]
+        layers = [
+            Layer(label, str(point), _compute_row_width(point, source, extract, read.get(point))) for point in points
+        ]
         chosen.append(Reading(label, source, points, layers))
     return chosen
 
@@ -108,7 +110,7 @@ def _allows_own_places(source: Source, extract: Extract) -> bool:
     return extract.unit == "mean" or (extract.unit == "sequence" and sized)
 
 
-def _width(point: HookPoint, source: Source, extract: Extract, shape: tuple[int, int] | None) -> int:
+def _compute_row_width(point: HookPoint, source: Source, extract: Extract, shape: tuple[int, int] | None) -> int:
     """Features of a row. shape: the places and features of the hook point, where a pass without weights gave them."""
     places, wide = shape or (None, find_point_width(point, source))
     if extract.unit != "sequence":
@@ -132,7 +134,7 @@ def find_point_width(point: HookPoint, source: Source) -> int:
     if point.kind in ATTENTION:
         return source.context or 1
     if point.kind in BY_HEAD:
-        wide = head_width(point, source)
+        wide = find_head_width(point, source)
         return wide if point.head is not None else wide * count_heads(point, source)
     if point.kind not in INNER:
         return source.width

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.places import order_places, places_run
+from repsim_cli.activations.places import mark_row_places, order_places
 from repsim_cli.activations.principal import Capped, RowSample, cap_directions
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import RowBlock, regroup
@@ -51,15 +51,15 @@ def skip_in_all(
     for name in extract.skip_tokens:
         if name != "newline" and all(find_special_id(tokenizers[label], name) is None for label in sequences):
             raise BadInput(f"extract.skip_tokens: no tokenizer of the run has such a token, got {name}; drop it")
-    lost = np.any([_rows_skipped(given, extract) for given in marked.values()], axis=0)
+    lost = np.any([_mark_skipped_rows(given, extract) for given in marked.values()], axis=0)
     if lost.all():
         raise BadInput(f"extract.skip: no row is left of {len(lost)}, got {extract.remedies}; skip less")
     return {label: replace(given, left_out=_mark_lost_places(given, lost, extract)) for label, given in marked.items()}
 
 
-def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:
+def _mark_skipped_rows(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:
     """Of every row that the model gives, whether it skips it; of pooled ones, whether no place is left."""
-    places, skip = places_run(sequences, extract), sequences.skip
+    places, skip = mark_row_places(sequences, extract), sequences.skip
     assert skip is not None
     if extract.pooled:
         return ~np.any(places & ~skip, axis=1)[np.any(places, axis=1)]
@@ -68,7 +68,7 @@ def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " 
 
 def _mark_lost_places(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: Extract) -> Bool[np.ndarray, "N L"]:
     """The places of the rows that are lost; of pooled rows, all places of their sequence."""
-    places, left_out = places_run(sequences, extract), np.zeros_like(sequences.mask)
+    places, left_out = mark_row_places(sequences, extract), np.zeros_like(sequences.mask)
     if extract.pooled:
         left_out[np.flatnonzero(places.any(1))[lost]] = True
     else:

@@ -23,7 +23,13 @@ from repsim_cli.activations.batching import (
     measure_lengths,
 )
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.places import count_kept_rows, order_places, places_read, places_run, rows_run
+from repsim_cli.activations.places import (
+    count_given_rows,
+    count_kept_rows,
+    mark_read_places,
+    mark_row_places,
+    order_places,
+)
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
@@ -71,7 +77,7 @@ def stream_row_blocks(
                 kind = HeldRows if held and hardware.device == "cpu" else RowBlock
                 yield kind(start, _read_stored(readings, place, hardware.device))
         return
-    counts = rows_run(next(iter(sequences.values())), extract)
+    counts = count_given_rows(next(iter(sequences.values())), extract)
     with ExitStack() as stack:
         live = [(r, r.source) for r in readings if isinstance(r.source, Source)]
         forwards = {
@@ -122,7 +128,7 @@ def find_used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]
     equal length however long the batch is."""
     if extract.unit == "sequence":
         return np.ones_like(sequences.mask)
-    return sequences.mask | places_read(sequences, extract)
+    return sequences.mask | mark_read_places(sequences, extract)
 
 
 class Forward:
@@ -140,7 +146,7 @@ class Forward:
     ):
         assert isinstance(reading.source, Source)
         self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
-        self.counts, self.lengths = rows_run(sequences, extract), measure_lengths(find_used(sequences, extract))
+        self.counts, self.lengths = count_given_rows(sequences, extract), measure_lengths(find_used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
         self.weights = make_input_template(module)
         self.fits: int | None = None
@@ -201,7 +207,7 @@ class Forward:
 
     def _read_layers(self, given: Sequences, where: str) -> list[Tensor]:
         inputs, mask, more = make_input_tensors(given, self.source, self.weights)
-        chosen = torch.from_numpy(places_read(given, self.extract)).to(self.weights.device)
+        chosen = torch.from_numpy(mark_read_places(given, self.extract)).to(self.weights.device)
         try:
             by_point = self.read(inputs, mask, **more)
         except RepsimError as error:
@@ -248,7 +254,7 @@ class Forward:
             rows = pool_words(x, torch.from_numpy(given.word).to(x.device))
         else:
             rows = x[chosen].float()
-        places = places_run(given, self.extract)
+        places = mark_row_places(given, self.extract)
         ordered = np.ravel_multi_index(order_places(given, places, self.extract), places.shape)
         if (np.diff(ordered) > 0).all():
             return rows
@@ -296,12 +302,12 @@ def _check_finite(x: Tensor, layer: Layer, where: Callable[[], str], advice: str
         raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where()}; {advice}")
 
 
-def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
+def count_run_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
     """The number of rows of the run, the same for every model. Raises BadInput where stored activations differ."""
     stored = {r.label: r.source.rows for r in readings if isinstance(r.source, Precomputed)}
     given = next(iter(sequences.values()), None)
     if given is not None:
-        stored["(data)"] = int(rows_run(given, extract).sum())
+        stored["(data)"] = int(count_given_rows(given, extract).sum())
     if len(set(stored.values())) != 1:
         listed = ", ".join(f"{label}: {rows}" for label, rows in stored.items())
         raise BadInput(f"model: models have different numbers of rows, got {listed}; rows must be paired")
@@ -320,16 +326,16 @@ def stream_row_batches(
     (`moments`, `sampled`), or batches of exactly `batch_rows` rows in row order from first_row on, without the
     remainder.
 
-    whole: as in `row_numbers`.
+    whole: as in `select_batch_rows`.
     """
     if extract.estimate == "full":
-        return _sample(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
+        return _sample(stream, torch.from_numpy(select_batch_rows(extract, total, seed, 0, whole)))
     if extract.estimate in STREAMED:
         return (rows for _, rows in stream if len(rows[0]))
     return regroup(stream, extract.batch_rows, first_row, rest=False)
 
 
-def row_numbers(
+def select_batch_rows(
     extract: Extract, total: int, seed: int, batch: int, whole: Int[np.ndarray, " N"] | None = None
 ) -> Int[np.ndarray, " n"]:
     """The rows of the run in a batch, ascending.

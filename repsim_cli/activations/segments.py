@@ -80,7 +80,7 @@ def find_segments(
     position effects. For each group, the length is chosen at which segments hold most rows; shorter stretches are left
     out.
     """
-    stretches = [_stretches(ids, first) for ids, first in zip(documents, beginnings, strict=True)]
+    stretches = [_find_stretches(ids, first) for ids, first in zip(documents, beginnings, strict=True)]
     batch = np.concatenate([np.full(len(some), number) for number, some in enumerate(stretches)])
     document, start, length, kind = np.concatenate(stretches).T
     # the longest of each document comes first in this order
@@ -91,7 +91,7 @@ def find_segments(
         if alike is None
         else np.array([alike[b][s] for b, s in zip(batch, start, strict=True)])
     )
-    groups_of = [_groups(chosen[batch[chosen] == number], kind, codes) for number in range(len(documents))]
+    groups_of = [_group_stretches(chosen[batch[chosen] == number], kind, codes) for number in range(len(documents))]
     count = 0
     for share in SHARES:
         batches = [
@@ -111,7 +111,7 @@ def find_segments(
     )
 
 
-def _groups(chosen: Int[np.ndarray, " c"], kind: np.ndarray, codes: np.ndarray) -> list[Int[np.ndarray, " _"]]:
+def _group_stretches(chosen: Int[np.ndarray, " c"], kind: np.ndarray, codes: np.ndarray) -> list[Int[np.ndarray, " _"]]:
     """Stretches that begin in the same way, `BOTH` first, and have the same code."""
     order = np.lexsort((chosen, codes[chosen], -kind[chosen]))
     chosen = chosen[order]
@@ -119,7 +119,7 @@ def _groups(chosen: Int[np.ndarray, " c"], kind: np.ndarray, codes: np.ndarray) 
     return [np.sort(group) for group in np.split(chosen, new)]
 
 
-def _stretches(documents: Int[np.ndarray, " n"], beginnings: Int[np.ndarray, " n"]) -> Int[np.ndarray, "s 4"]:
+def _find_stretches(documents: Int[np.ndarray, " n"], beginnings: Int[np.ndarray, " n"]) -> Int[np.ndarray, "s 4"]:
     """(document, first row, number of rows, kind of beginning) of every stretch that begins in this batch."""
     first = beginnings > 0
     first[1:] |= documents[1:] != documents[:-1]

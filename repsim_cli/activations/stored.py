@@ -25,7 +25,7 @@ CODE = 4  # raise when a change of the code changes the content of entries (test
 PACKAGES = ("torch", "transformers", "transformer-lens")  # that models run in
 
 
-def activations_key(
+def make_activations_key(
     identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
     """The key of a model's activations; hashes identify the model wherever it is stored."""
@@ -49,12 +49,12 @@ def activations_key(
     )
 
 
-def shard_key(activations: str, number: int, count: int) -> str:
+def make_shard_key(activations: str, number: int, count: int) -> str:
     """The key of the windows number, number + count, ... of the activations of this key."""
     return make_cache_key({"activations": activations, "shard": [number, count]})
 
 
-def window_name(window: slice) -> str:
+def name_window(window: slice) -> str:
     return f"{window.start:08d}+{window.stop - window.start}"
 
 
@@ -68,11 +68,11 @@ class Recorder:
 
     def __init__(self, entry: Entry, only: Sequence[slice] | None = None):
         self.entry = entry
-        self.only = None if only is None else {window_name(window) for window in only}
+        self.only = None if only is None else {name_window(window) for window in only}
         self.writing = True
 
     def read(self, window: slice) -> list[Tensor] | None:
-        name = window_name(window)
+        name = name_window(window)
         if self.only is not None and name not in self.only:
             return []
         if name not in self.entry.files:
@@ -85,7 +85,7 @@ class Recorder:
             return
         try:
             tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(rows)}
-            self.entry.write(window_name(window), lambda path: safetensors.torch.save_file(tensors, path))
+            self.entry.write(name_window(window), lambda path: safetensors.torch.save_file(tensors, path))
         except (OSError, safetensors.SafetensorError) as error:
             self.writing = False
             reason = getattr(error, "strerror", None) or error
@@ -93,7 +93,7 @@ class Recorder:
 
     def finish(self, layers: Sequence[str], windows: Sequence[slice]) -> None:
         """Completes the entry, if it has every window; called after the last one."""
-        names = [name for name in map(window_name, windows) if self.only is None or name in self.only]
+        names = [name for name in map(name_window, windows) if self.only is None or name in self.only]
         if not self.writing or not set(names) <= set(self.entry.files):
             return
         rows, widths = {}, []
@@ -110,7 +110,7 @@ class Recorder:
 def gather(entry: Entry, shards: int) -> None:
     """Takes the windows of a model's shards into its entry. Raises OSError where it cannot be written."""
     for number in range(shards):
-        name = shard_key(entry.key, number, shards)
+        name = make_shard_key(entry.key, number, shards)
         with use("activations", [name]) as opened:
             for window, file in opened[name].files.items():
                 if window not in entry.files:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli.api.entries import compose_configuration, is_transformers, label_entries, model_entry
+from repsim_cli.api.entries import compose_configuration, is_transformers, label_entries, make_model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
@@ -97,8 +97,8 @@ def compare(  # noqa: PLR0913 - the public interface
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
         if forward is not None and not callable(forward):
             raise BadInput(f"forward: not callable, got {str(forward)!r:.40}; use lambda module, batch: module(...)")
-        kept = _modules(given, data, layers, forward, maps, documents, batch_size)
-        entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
+        kept = _record_module_activations(given, data, layers, forward, maps, documents, batch_size)
+        entries = {label: make_model_entry(label, kept.get(label, model)) for label, model in given.items()}
         if documents is not None:
             stored = [label for label in entries if label not in kept]
             entries |= {label: _add_documents(label, entries[label], documents) for label in stored}
@@ -173,7 +173,7 @@ def hold() -> Any:
             room.HELD.update(held)
 
 
-def _modules(
+def _record_module_activations(
     models: Mapping[str, Any],
     data: Any,
     layers: Sequence[str],

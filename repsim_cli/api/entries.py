@@ -20,7 +20,7 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
-from repsim_cli.config.presets import FILES, conf_dir, find_model_entry, read_shipped, read_table_entries
+from repsim_cli.config.presets import FILES, find_conf_folder, find_model_entry, read_shipped, read_table_entries
 from repsim_cli.config.words import convert_to_overrides, set_key
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
@@ -43,24 +43,26 @@ def label_entries(names: Sequence[Any], labels: Sequence[str] | None = None) -> 
     """
     if labels is not None:
         given = [label.strip() for label in labels]
-        if not len(given) == len(set(given)) == len(names) or any(not label or label != _key(label) for label in given):
+        if not len(given) == len(set(given)) == len(names) or any(
+            not label or label != _make_label_key(label) for label in given
+        ):
             raise BadInput(
                 f"names: of {len(names)} models, got '{','.join(labels)}'; give as many different ones, of letters, "
                 "digits, - and _"
             )
         return dict(zip(given, names, strict=True))
-    parts = [_parts(name) for name in names]
+    parts = [_split_path_parts(name) for name in names]
     by_label: dict[str, Any] = {}
     for name, own in zip(names, parts, strict=True):
         alike = [other for other in parts if other[-1:] == own[-1:] and other != own]
         depth = next((i for i in range(1, len(own) + 1) if all(other[-i:][:1] != own[-i:][:1] for other in alike)), 1)
-        label = _key(own[-depth]) if own else "model"
+        label = _make_label_key(own[-depth]) if own else "model"
         numbered = (f"{label}_{i}" for i in itertools.count(len(by_label) + 1))
         by_label[next(each for each in itertools.chain([label], numbered) if each not in by_label)] = name
     return by_label
 
 
-def _parts(name: Any) -> list[str]:
+def _split_path_parts(name: Any) -> list[str]:
     """The parts of a path, the last without the suffix of a file; the class of an object."""
     if not isinstance(name, str | os.PathLike):
         return [type(name).__name__]
@@ -72,7 +74,7 @@ def _parts(name: Any) -> list[str]:
     return [*parts[:-1], next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)]
 
 
-def _key(text: str) -> str:
+def _make_label_key(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in text) or "model"
 
 
@@ -82,7 +84,7 @@ def is_transformers(model: Any) -> bool:
     return isinstance(model[0] if isinstance(model, tuple) and model else model, PreTrainedModel)
 
 
-def model_entry(label: str, model: Any) -> dict[str, Any]:
+def make_model_entry(label: str, model: Any) -> dict[str, Any]:
     """The entry of a configuration for a model. Raises BadInput for what is none."""
     from torch import Tensor
 
@@ -110,7 +112,7 @@ def model_entry(label: str, model: Any) -> dict[str, Any]:
     )
 
 
-def data_entry(given: Any) -> dict[str, Any]:
+def make_data_entry(given: Any) -> dict[str, Any]:
     """The entry of a configuration for texts. Raises BadInput for what is none."""
     if given is None:
         given = "embedded"
@@ -122,7 +124,7 @@ def data_entry(given: Any) -> dict[str, Any]:
         return {"kind": "table", **given}
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
-        file = conf_dir() / "data" / f"{name}.yaml"
+        file = find_conf_folder() / "data" / f"{name}.yaml"
         if file.is_file():
             return read_shipped(file)
         place = expand_path(name)
@@ -131,7 +133,7 @@ def data_entry(given: Any) -> dict[str, Any]:
             return {"kind": "table" if tabular else "local_text", "path": name}
         if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not place.suffix:
             return {"kind": "table", "path": name}
-        names = [each.stem for each in (conf_dir() / "data").glob("*.yaml")]
+        names = [each.stem for each in (find_conf_folder() / "data").glob("*.yaml")]
         raise BadInput(f"data: neither a file nor a data set, got '{name}'; {did_you_mean(name, names)}")
     if columns is not None:
         if "text" not in columns:
@@ -183,14 +185,14 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
         extract = {"estimate": "full", "rows": min(model.rows for model in bound.values())}
         extract["at_most"] = [] if "extract.rows" in keys else ["rows"]  # ids may be in one file alone
     elif layers:
-        extract["hook_points"] = [_hook_point(name) for name in layers]
-    presets = {"extract": _unit(bound, rows), "significance": significance, "hardware": "cpu"}
-    own = read_shipped(conf_dir() / "config.yaml")
+        extract["hook_points"] = [_name_hook_point(name) for name in layers]
+    presets = {"extract": _choose_extract_preset(bound, rows), "significance": significance, "hardware": "cpu"}
+    own = read_shipped(find_conf_folder() / "config.yaml")
     config = {key: value for key, value in own.items() if key not in ("defaults", "hydra")} | {
         "name": "compare",
         "model": models,
         "measure": {name: dict(known[name]) for name in measures},
-        "data": data_entry(data),
+        "data": make_data_entry(data),
         "extract": extract,
         "hardware": {"device": device, "batch_size": batch_size},
         "seed": seed,
@@ -201,7 +203,7 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     return drop_hydra_keys(*compose(words, store_primary_config(config, words, presets)))
 
 
-def _unit(bound: Mapping[str, Any], rows: str) -> str:
+def _choose_extract_preset(bound: Mapping[str, Any], rows: str) -> str:
     """The name of the preset in conf/extract/."""
     if rows != "auto":
         return rows
@@ -211,6 +213,6 @@ def _unit(bound: Mapping[str, Any], rows: str) -> str:
     return "tokens" if share_tokens(live) else "words"
 
 
-def _hook_point(name: str) -> str:
+def _name_hook_point(name: str) -> str:
     kind = name.split("@")[0].split(".")[-1]
     return name if kind in KINDS or name.startswith("module:") else f"module:{name}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.api.entries import label_entries, model_entry
+from repsim_cli.api.entries import label_entries, make_model_entry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.config.binding import bind_model
@@ -57,7 +57,7 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
         facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
         return OpenedModel(key, InMemory(module), tokenizer, facts)
     label = next(iter(label_entries([given]))) if isinstance(given, str | os.PathLike) else key
-    bound = bind_model(label, model_entry(label, given))
+    bound = bind_model(label, make_model_entry(label, given))
     if isinstance(bound, Family | Series):
         raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
     if isinstance(bound, Precomputed):
@@ -106,7 +106,7 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
     return open_side(first), open_side(second)
 
 
-def _heads(source: Source) -> list[str]:
+def _list_head_classes(source: Source) -> list[str]:
     """The auto classes of the heads that its checkpoint may have."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
 
@@ -124,7 +124,7 @@ def _use_eager_attention(model: Any) -> nn.Module:
 
 def _load_whole(source: Source) -> nn.Module:
     """Loads the model with the output head that its checkpoint has, else its backbone."""
-    for auto in _heads(source):
+    for auto in _list_head_classes(source):
         model = _try_or_none(lambda auto=auto: source.with_head(auto))
         if model is not None:
             return _use_eager_attention(model)
@@ -134,7 +134,7 @@ def _load_whole(source: Source) -> nn.Module:
 def _open_on_disk(source: Source, *, bare: bool = False) -> OnDisk:
     """The same, of which parts are loaded. bare: the backbone alone."""
     backbone: Any = source.skeleton
-    for auto in () if bare else _heads(source):
+    for auto in () if bare else _list_head_classes(source):
 
         def part(kept: Kept, auto: str = auto) -> nn.Module:
             return _use_eager_attention(source.with_head(auto, Loading(kept=kept)))

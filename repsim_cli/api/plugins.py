@@ -61,7 +61,7 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
         def bind(**given: Any) -> Measure:
             if len(settings) == len(parameters):
                 return function(**given)
-            return Pairwise(prepare=_rows, compare=partial(_value, partial(function, **given)))
+            return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, partial(function, **given)))
 
         bind.__signature__ = inspect.Signature(settings)  # type: ignore[attr-defined]
         bind.__kwdefaults__ = {each.name: each.default for each in settings}
@@ -74,11 +74,11 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     return decorate
 
 
-def _rows(x: Any) -> Any:
+def _keep_rows(x: Any) -> Any:
     return x
 
 
-def _value(function: Callable[..., Any], x: Any, y: Any) -> float:
+def _compute_value(function: Callable[..., Any], x: Any, y: Any) -> float:
     return float(function(x, y))
 
 

@@ -156,7 +156,7 @@ class Result:
         figure = next(maker for parts, maker in jobs if parts[0] == label and len(parts) in (2, 5))()
         # names and titles stand outside the figure; notebooks show by themselves only what pyplot has made
         figure.savefig = partial(type(figure).savefig, figure, bbox_inches="tight")
-        figure._repr_png_ = lambda: _png(figure)
+        figure._repr_png_ = lambda: _draw_png(figure)
         return figure
 
     def save(self, folder: str | os.PathLike[str]) -> "Result":
@@ -192,12 +192,12 @@ class Result:
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
         picture = ""
         if self.measures:
-            coded, name = base64.b64encode(_png(self.plot())).decode(), html.escape(self.measures[0])
+            coded, name = base64.b64encode(_draw_png(self.plot())).decode(), html.escape(self.measures[0])
             picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
         return f"{said}{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
 
 
-def _png(figure: Any) -> bytes:
+def _draw_png(figure: Any) -> bytes:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=SCREEN)
     return drawn.getvalue()

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from repsim_cli.api.compare import check_keys, hold, perform_in, read_names
-from repsim_cli.api.entries import compose_configuration, label_entries, model_entry
+from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.config.binding import bind_model
@@ -59,7 +59,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
         models = label_entries(
             [old, new] if named else ["old", "new"], None if names is None else read_names("names", names)
         )
-        entries = {label: model_entry(label, given) for label, given in zip(models, (old, new), strict=True)}
+        entries = {label: make_model_entry(label, given) for label, given in zip(models, (old, new), strict=True)}
         live = [label for label, entry in entries.items() if not isinstance(bind_model(label, entry), Precomputed)]
         own: dict[str, Any] = {"study": "vector_map", "name": "vector_map"}
         own |= {"options.kinds": found} if (found := read_names("kinds", kinds)) else {}

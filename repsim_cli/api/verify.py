@@ -77,8 +77,8 @@ def verify(  # noqa: PLR0913 - the public interface
         return _answer(first, second, texts, progress, quick)
     about = {"name": "verify", "study": "verify", "seed": 0, "command": read_command(), "overrides": []}
     with new_run(expand_path(folder), **about) as run:
-        source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
-        run.input("models", {"reference": source, "candidate": _identity(second)})
+        source = {"source": str(reference)} if isinstance(first, Saved) else _identify_side(first)
+        run.input("models", {"reference": source, "candidate": _identify_side(second)})
         with run.stage("verify"):
             answer = _answer(first, second, texts, progress, quick)
         run.write_results(make_results(answer))
@@ -127,7 +127,7 @@ def make_results(answer: Answer) -> Results:
     return Results(study="verify", tables=tables, about={"verify": {**answer.record(), "lines": answer.lines()}})
 
 
-def _identity(side: "OpenedModel | Dump") -> Mapping[str, Any]:
+def _identify_side(side: "OpenedModel | Dump") -> Mapping[str, Any]:
     if isinstance(side, Dump):
         return {"source": str(side.files[0]), "files": len(side.files), "weights_hash": hash_files([*side.files])}
     return side.identity
@@ -162,7 +162,7 @@ def _answer(
     sides, notes = _match_heads(first, second)
     models = sides[0].model, sides[1].model
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
-    given = None if texts is None else _texts(texts)
+    given = None if texts is None else _read_texts(texts)
     if given and not all(isinstance(text, str) for text in given):
         batches = [
             inputs.read_batch("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)
@@ -177,7 +177,7 @@ def _answer(
             "tensors"
         )
     documents: Iterator[str] = iter(given) if given else embedded_text().documents()
-    batches, other = _batches(models, first, second, documents, shapes[0], shapes[1])
+    batches, other = _make_common_batches(models, first, second, documents, shapes[0], shapes[1])
     notes += [f"token ids are not compared, for want of a tokenizer: {', '.join(lacking)}"] if lacking else []
     if other is not None:
         return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
@@ -202,8 +202,10 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
     shape = inputs.read_input_shape(first.model, first.tokenizer)
     if shape is None:
         raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
-    documents = iter(_texts(texts)) if texts is not None else embedded_text().documents()
-    batches, _ = _batches((first.model, first.model), first, replace(first, tokenizer=None), documents, shape, shape)
+    documents = iter(_read_texts(texts)) if texts is not None else embedded_text().documents()
+    batches, _ = _make_common_batches(
+        (first.model, first.model), first, replace(first, tokenizer=None), documents, shape, shape
+    )
     save(place, first.model, batches, first.label, first.tokenizer)
     return place
 
@@ -225,7 +227,7 @@ def _compare_dumps(
     if texts is not None:
         if model.tokenizer is None:
             raise BadInput(f"texts: token ids are compared with texts, got no tokenizer of {model.label}; drop them")
-        ours, theirs = dump.sequences(), [model.tokenizer(x, verbose=False)["input_ids"] for x in _prompts(texts)]
+        ours, theirs = dump.sequences(), [model.tokenizer(x, verbose=False)["input_ids"] for x in _list_prompts(texts)]
         other = (
             find_different_token(ours, theirs, labels) if dump is first else find_different_token(theirs, ours, labels)
         )
@@ -234,13 +236,13 @@ def _compare_dumps(
     return replay_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
 
 
-def _prompts(texts: Texts) -> list[str]:
+def _list_prompts(texts: Texts) -> list[str]:
     """Of a file, its lines."""
-    given = "\n".join(_texts(texts)).splitlines() if isinstance(texts, str | os.PathLike) else _texts(texts)
+    given = "\n".join(_read_texts(texts)).splitlines() if isinstance(texts, str | os.PathLike) else _read_texts(texts)
     return [text for text in given if text]
 
 
-def _texts(texts: Texts) -> list[Any]:
+def _read_texts(texts: Texts) -> list[Any]:
     if isinstance(texts, str | os.PathLike):
         return list(local_text(path=os.fspath(texts)).documents())
     return list(texts or [])
@@ -275,7 +277,7 @@ def _match_heads(first: OpenedModel, second: OpenedModel) -> tuple[tuple[InMemor
     return (first.side.backbone(), second.side.backbone()), [f"heads are not compared: the {which} has none"]
 
 
-def _batches(
+def _make_common_batches(
     models: tuple[nn.Module, nn.Module],
     first: OpenedModel,
     second: OpenedModel,

@@ -13,7 +13,7 @@ SECONDS, BYTES = 10.0, 1 << 28
 PAGES = Path("/proc/self/statm")
 
 
-def _late(number: int, frame: Any) -> None:
+def _raise_timeout(number: int, frame: Any) -> None:
     raise TimeoutError(f"it took more than {SECONDS:g} s")
 
 
@@ -26,7 +26,7 @@ def limit_work() -> Iterator[None]:
         most = int(PAGES.read_text().split()[0]) * resource.getpagesize() + BYTES
         limits = [limit for limit in (most, *before) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
-    handler = signal.signal(signal.SIGALRM, _late) if timed else None
+    handler = signal.signal(signal.SIGALRM, _raise_timeout) if timed else None
     began, left = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0
     try:
         yield

@@ -66,7 +66,7 @@ def collect_code(*modules: str) -> Code | None:
             module, *rest = name.split(".")
             while rest and _place(f"{module}.{rest[0]}"):
                 module = f"{module}.{rest.pop(0)}"
-            file = _file(module)
+            file = _parse_module(module)
             if rest and rest[0] in file.passed:
                 todo += [".".join([origin, *rest[1:]]) for origin in file.passed[rest[0]]]
             else:
@@ -85,7 +85,7 @@ def collect_code(*modules: str) -> Code | None:
     return Code(hashlib.sha256(text.encode()).hexdigest(), frozenset(packages), strings)
 
 
-def code_behind(*functions: Callable[..., Any]) -> Code | None:
+def collect_function_code(*functions: Callable[..., Any]) -> Code | None:
     """The code of the modules that functions are written in; None where there is no file of one."""
     modules = set()
     for function in map(inspect.unwrap, functions):
@@ -102,12 +102,14 @@ def code_behind(*functions: Callable[..., Any]) -> Code | None:
 @cache
 def _is_inside(name: str, modules: tuple[str, ...]) -> bool:
     top = name.partition(".")[0]
-    beside = {_folder(module) for module in modules if "." not in module} - {None}
-    return top in {HERE, *(module.partition(".")[0] for module in modules)} or bool(beside and _folder(top) in beside)
+    beside = {_find_module_folder(module) for module in modules if "." not in module} - {None}
+    return top in {HERE, *(module.partition(".")[0] for module in modules)} or bool(
+        beside and _find_module_folder(top) in beside
+    )
 
 
 @cache
-def _folder(top: str) -> Path | None:
+def _find_module_folder(top: str) -> Path | None:
     """The folder that a module or package is in; None where it was installed there, or there is none."""
     file, folders = _place(top) or (None, None)
     place = next(iter(folders or ()), file)
@@ -127,7 +129,7 @@ def _place(module: str) -> tuple[str | None, list[str] | None] | None:
 
 
 @cache
-def _file(module: str) -> File:
+def _parse_module(module: str) -> File:
     """Raises OSError, SyntaxError or ValueError where there is no source."""
     file, folders = _place(module) or (None, None)
     if file is None and folders is None:
@@ -152,7 +154,7 @@ def _file(module: str) -> File:
     inner = {id(node.value) for node in nodes[ast.Attribute]}
     for node in nodes[ast.Attribute]:
         if id(node) not in inner:
-            first, *rest = _attributes(node)
+            first, *rest = _split_attributes(node)
             names |= {".".join([origin, *rest]) for origin in bound.get(first, ())}
     strings = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
     dotted = {match[1] for string in strings if (match := DOTTED.fullmatch(string))}
@@ -167,7 +169,7 @@ def _file(module: str) -> File:
     )
 
 
-def _attributes(node: ast.AST) -> list[str]:
+def _split_attributes(node: ast.AST) -> list[str]:
     """[a, b, c] of a.b.c; the first is empty where it is no name."""
     parts = []
     while isinstance(node, ast.Attribute):

@@ -113,17 +113,17 @@ def check_yaml(file: Path) -> None:
         top = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(top, yaml.MappingNode | None):
             raise Unreadable(f"{'a list' if isinstance(top, yaml.SequenceNode) else 'a text'} where keys should be")
-        if _values(top, {}) > MOST_VALUES:
+        if _count_values(top, {}) > MOST_VALUES:
             raise Unreadable(f"aliases (*name) that make more than {MOST_VALUES:,} values")
 
 
-def _values(node: Any, known: dict[int, int]) -> int:
+def _count_values(node: Any, known: dict[int, int]) -> int:
     """How many values a tree of YAML has with its aliases spelled out; known: by node, 0 while it is counted."""
     if id(node) not in known:
         known[id(node)] = 0
         inner = node.value if node is not None and not isinstance(node.value, str) else ()
         parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
     elif not known[id(node)]:
         raise Unreadable("an alias (*name) inside what it names")
     return known[id(node)]

@@ -24,7 +24,7 @@ def read_versions() -> dict[str, str | None]:
 
 def describe_code() -> dict[str, Any]:
     """The code that makes results now."""
-    return {"version": read_version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
+    return {"version": read_version("repsim-cli"), **(read_git_state() or {"commit": None, "dirty": None})}
 
 
 @cache
@@ -35,7 +35,7 @@ def read_version(package: str) -> str | None:
         return None
 
 
-def git_state() -> dict[str, Any] | None:
+def read_git_state() -> dict[str, Any] | None:
     """Commit and whether files differ from it, of the checkout that this code runs from; None without one."""
 
     def git(*words: str) -> str:

@@ -45,10 +45,10 @@ def join_into_ranges(numbers: Iterable[int]) -> list[range]:
     return made
 
 
-def blocks_named(numbers: Iterable[int]) -> str:
+def name_blocks(numbers: Iterable[int]) -> str:
     """Names blocks in words, those that follow each other as a range.
 
-    >>> blocks_named([0, 1, 2, 4]), blocks_named([3])
+    >>> name_blocks([0, 1, 2, 4]), name_blocks([3])
     ('blocks 0 to 2, 4', 'block 3')
     """
     numbers = list(numbers)
@@ -64,10 +64,10 @@ def slug(*labels: str) -> Name:
     ('cka__words-resid_post@3', 'my_model@3-ba29c2b4')
     """
     parts = tuple(part for label in labels for part in getattr(label, "parts", (label,)))
-    return Name(_cut("-".join(map(_part, parts)), WHOLE, parts), parts)
+    return Name(_cut("-".join(map(_make_slug_part, parts)), WHOLE, parts), parts)
 
 
-def _part(label: str) -> str:
+def _make_slug_part(label: str) -> str:
     kept = re.sub(r"[^\w.@-]", "_", label, flags=re.ASCII).lstrip("._") or "x"
     return _cut(kept, PART if kept == re.sub("[ ,]", "_", label) else 0, label)
 
@@ -126,18 +126,18 @@ def escape(text: str) -> str:
     return text.translate(SHOWN)
 
 
-def csv_bytes(rows: Iterable[Iterable[Any]]) -> bytes:
+def encode_csv(rows: Iterable[Iterable[Any]]) -> bytes:
     """Rows as CSV. Text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay.
 
-    >>> csv_bytes([["=1+1", "-2", -2, "a-b"]])
+    >>> encode_csv([["=1+1", "-2", -2, "a-b"]])
     b"'=1+1,-2,-2,a-b\\n"
     """
     stream = io.StringIO(newline="")
-    csv.writer(stream, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(stream, lineterminator="\n").writerows([_escape_formula(value) for value in row] for row in rows)
     return stream.getvalue().encode()
 
 
-def _cell(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.replace("\r", "\n")  # which csv puts into quotes

@@ -17,7 +17,7 @@ from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, convert_panic
 from repsim_cli.base.files import explain
 from repsim_cli.cli.parser import Parser, add_map
-from repsim_cli.cli.terminal import complain, log, say, terminal_log
+from repsim_cli.cli.terminal import complain, log, say, show_log_on_terminal
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
 STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["RUST_BACKTRACE"] = "0"  # of libraries that give up; what they say becomes an error
     os.environ["MPLBACKEND"] = "agg"  # figures only go to files, whatever a shell or a notebook has set
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
-    terminal = terminal_log()
+    terminal = show_log_on_terminal()
     before = signals.handle(signals.end)
     try:
         _check(words)
@@ -79,7 +79,7 @@ def _check(words: Sequence[str]) -> None:
         raise BadInput("repsim: the working directory was removed; cd to another") from None
 
 
-def _command(module: str, name: str) -> Callable[..., Any]:
+def _make_lazy_command(module: str, name: str) -> Callable[..., Any]:
     """A command, whose module is imported when it is called: help needs none of them."""
 
     def call(parsed: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ def build_parser() -> Parser:
         return sub
 
     add_first(add)
-    add_map(add, _command)
+    add_map(add, _make_lazy_command)
     add_of_finished(add)
     for name in AS_JSON:
         commands.choices[name].add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -132,7 +132,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "list",
-        _command("listing", "list_command"),
+        _make_lazy_command("listing", "list_command"),
         "list what can be selected or set, or the runs",
         "repsim list model",
     )
@@ -145,7 +145,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "describe",
-        _command("describe", "describe_command"),
+        _make_lazy_command("describe", "describe_command"),
         "explain a study, analysis, measure, model, data set or setting",
         "repsim describe extract.estimate",
         "Explain a study, analysis, measure, model, data set, or one setting of them: what it means, what it may be,\n"
@@ -164,7 +164,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "show",
-        _command("show", "show_command"),
+        _make_lazy_command("show", "show_command"),
         "show a run: how it ended, its numbers, its files",
         "repsim show latest",
     )
@@ -175,7 +175,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "compare",
-        _command("compare", "compare_command"),
+        _make_lazy_command("compare", "compare_command"),
         "compare the layers of two models",
         "repsim compare models/small models/large --data texts.txt",
         "Compare all layers of two models, into a new run folder; repsim run model.LABEL=MODEL ... compares more.",
@@ -205,7 +205,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "diff",
-        _command("compare", "diff_command"),
+        _make_lazy_command("compare", "diff_command"),
         "show how far the numbers of two runs differ",
         "repsim diff latest tiny_pythia_cka",
     )
@@ -215,7 +215,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "verify",
-        _command("verify", "verify_command"),
+        _make_lazy_command("verify", "verify_command"),
         "say whether two models are the same, and if not, where they first differ",
         "repsim verify models/small models/copy",
         "Say whether the candidate is the same model as the reference, and if not, at which module it first differs,\n"
@@ -257,12 +257,15 @@ def add_first(add: Add) -> None:
     )
 
     add(
-        "doctor", _command("show", "doctor_command"), "report what this machine and installation offer", "repsim doctor"
+        "doctor",
+        _make_lazy_command("show", "doctor_command"),
+        "report what this machine and installation offer",
+        "repsim doctor",
     )
 
     sub = add(
         "cache",
-        _command("show", "cache_command"),
+        _make_lazy_command("show", "cache_command"),
         "show, limit or clear stored activations",
         "repsim cache --limit 20GB",
     )
@@ -271,7 +274,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "convert",
-        _command("show", "convert_command"),
+        _make_lazy_command("show", "convert_command"),
         "rewrite a model's pickled weights as safetensors",
         "repsim convert connectivity/feather_berts_99 models/feather_berts_99",
         "Rewrite pickled weights (pytorch_model.bin) as safetensors, into a new folder. A separate process\n"
@@ -286,7 +289,7 @@ def add_of_finished(add: Add) -> None:
     """Commands on what a run left, and on arrays."""
     sub = add(
         "plot",
-        _command("show", "plot_command"),
+        _make_lazy_command("show", "plot_command"),
         "draw the figures of a run again, from its files",
         "repsim plot latest",
     )
@@ -302,7 +305,7 @@ def add_of_finished(add: Add) -> None:
 
     sub = add(
         "export",
-        _command("show", "export_command"),
+        _make_lazy_command("show", "export_command"),
         "write the tables and figures of a run for a paper",
         "repsim export latest --latex --pdf --width column",
         "Write the numbers of a run as CSV, LaTeX (booktabs) or parquet, and its figures as vector PDF with the fonts\n"
@@ -322,7 +325,7 @@ def add_of_finished(add: Add) -> None:
 
     sub = add(
         "analyse",
-        _command("show", "analyse_command"),
+        _make_lazy_command("show", "analyse_command"),
         "analyse a finished run again, from its files",
         "repsim analyse latest +analyses.agreement={}",
         "Compute what follows from a finished run again, or more of it: no model is loaded. Without changes:\n"
@@ -335,7 +338,7 @@ def add_of_finished(add: Add) -> None:
 
     sub = add(
         "claims",
-        _command("claims", "claims_command"),
+        _make_lazy_command("claims", "claims_command"),
         "list published findings, and the verdicts of the newest runs",
         "repsim claims falls_with_layer_distance",
     )
@@ -348,7 +351,7 @@ def add_of_finished(add: Add) -> None:
 
     sub = add(
         "report",
-        _command("show", "report_command"),
+        _make_lazy_command("show", "report_command"),
         "make one HTML page of a run, of several, or of a sweep; or list all runs",
         "repsim report latest",
         "Make one HTML page of a run, of several, or of a sweep. Without RUN: index.html in the folder of all runs,\n"
@@ -367,7 +370,7 @@ def add_of_finished(add: Add) -> None:
 
     sub = add(
         "measure",
-        _command("measure", "measure_command"),
+        _make_lazy_command("measure", "measure_command"),
         "compare two arrays (n, d) with paired rows",
         "repsim measure all X.npy Y.npy --json",
     )

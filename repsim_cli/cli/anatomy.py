@@ -53,12 +53,12 @@ def _show(name: str, source: Source) -> str:
         lines += _fill({"hook points": none})
     else:
         for stack, of_stack in (table.stacks or {None: table}).items():
-            lines += _points(source, stack, of_stack)
+            lines += _describe_hook_points(source, stack, of_stack)
     return "\n".join([*lines, *_fill({"modules (module:NAME)": ", ".join(list_module_globs(source))})])
 
 
-def _points(source: Source, stack: str | None, table: Architecture) -> Iterator[str]:
-    has, lacks = hook_points(source, stack, table)
+def _describe_hook_points(source: Source, stack: str | None, table: Architecture) -> Iterator[str]:
+    has, lacks = list_hook_points(source, stack, table)
     of = "" if stack is None else f" of the {stack}"
     yield from _fill({f"hook points{of}": ", ".join(has)})
     if by_head := [kind for kind in BY_HEAD if kind not in lacks]:
@@ -93,19 +93,19 @@ def list_model_facts(source: Source) -> Iterator[tuple[str, str]]:
         "type",
         f"{source.model_type}, reads {source.modality}{guessed if table is not None and table.guessed else ''}",
     )
-    yield "blocks", f"{_depth(source)} of width {source.width}{_name_block_lists(table)}"
+    yield "blocks", f"{_say_depth(source)} of width {source.width}{_name_block_lists(table)}"
     if source.heads:
         shared = f", {source.kv_heads} for keys and values" if source.kv_heads != source.heads else ""
         rotated = f", {source.rotary} of them rotated" if source.rotary else ""
         yield "heads", f"{source.heads} of {source.head_width} features{rotated}{shared}"
     yield "parameters", f"{source.parameters:,} of the backbone"
     yield "context", "no limit" if source.context is None else f"{source.context:,} places"
-    yield "input", _input(source)
+    yield "input", _describe_input(source)
     if source.labels:
         yield "labels", ", ".join(source.labels)
 
 
-def _depth(source: Source) -> str:
+def _say_depth(source: Source) -> str:
     stacks = source.architecture.stacks if source.architecture is not None else {}
     counts = (f"{count_stack_blocks(HookPoint('resid_post', stack=stack), source)} of the {stack}" for stack in stacks)
     return ", ".join(counts) or str(source.layers)
@@ -118,7 +118,7 @@ def _name_block_lists(table: Architecture | None) -> str:
     return f", in {', '.join(lists)}"
 
 
-def _input(source: Source) -> str:
+def _describe_input(source: Source) -> str:
     """The tokenizer, or the size of images; the reason where there is none."""
     try:
         given: Any = source.tokenizer()
@@ -136,7 +136,7 @@ def _input(source: Source) -> str:
     return f"{type(given).__name__} of {len(given):,} tokens ({offsets}{chat}); {source.vocabulary:,} embeddings"
 
 
-def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple[list[str], dict[str, str]]:
+def list_hook_points(source: Source, stack: str | None, table: Architecture) -> tuple[list[str], dict[str, str]]:
     """The kinds that a stack of blocks has, with the blocks where they are not all, and why it lacks the others."""
     depth = count_stack_blocks(HookPoint("resid_post", stack=stack), source)
     prefix = "" if stack is None else f"{stack}."

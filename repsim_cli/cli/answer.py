@@ -52,7 +52,7 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
         yield from _say_measure(measured, read, (first, second), whole.pairs_of(measured), with_path=not number)
         yield from (f"    warning: {text}" for text in about)
     yield from (f"  warning: {text}" for text in left)
-    yield from _files(folder)
+    yield from _say_result_files(folder)
 
 
 def _say_read(given: Mapping[str, Any]) -> str:
@@ -93,8 +93,8 @@ def _say_measure(
         if np.isnan(sides.values).all():
             yield "    no value"
             continue
-        yield f"    {_chance(find_chance_level(measured, sides), measured.chance or {})}"
-        word, said = answering.layer_words([*sides.rows, *sides.columns])
+        yield f"    {_say_chance_level(find_chance_level(measured, sides), measured.chance or {})}"
+        word, said = answering.make_layer_namer([*sides.rows, *sides.columns])
         if sides.same_layers:
             yield from _say_same_layers(sides, word, said)
         near, far = answering.pick_extreme_pairs(sides, SHOWN)
@@ -133,7 +133,7 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str]) -> Iterator[str
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
-            f"{word(each.layer)} and {word(each.closest)}, {_values([each], digits)}"
+            f"{word(each.layer)} and {word(each.closest)}, {_say_layer_values([each], digits)}"
             for each in found
             if each.layer != each.closest
         )
@@ -144,7 +144,11 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str]) -> Iterator[str
     apart = {each.layer: sides.rows.index(each.layer) - place for place, each in enumerate(found)}
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: (each.closest, apart[each.layer]))]
     rows = [
-        (name_layer_span([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits))
+        (
+            name_layer_span([word(each.layer) for each in group]),
+            word(group[0].closest),
+            _say_layer_values(group, digits),
+        )
         for group in groups
     ]
     rows = [(sides.first, sides.second, "value, and how far ahead of the next"), *rows]
@@ -167,7 +171,7 @@ def name_layer_span(names: Sequence[str]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _values(group: Sequence[ClosestLayer], digits: str) -> str:
+def _say_layer_values(group: Sequence[ClosestLayer], digits: str) -> str:
     """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
     values = [each.value for each in group]
     margins = [each.margin for each in group if each.margin is not None]
@@ -175,7 +179,7 @@ def _values(group: Sequence[ClosestLayer], digits: str) -> str:
     return span + (f", {min(margins):.2g} ahead" if margins else "")
 
 
-def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
+def _say_chance_level(chance: Chance | None, record: Mapping[str, Any]) -> str:
     """The level of chance and what it is of, or why it is not known."""
     if chance is None:
         return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
@@ -211,7 +215,7 @@ def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterato
         yield f"      q is left out, as it cannot be small: significance.permutations={needed} would do"
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _say_result_files(folder: Path) -> Iterator[str]:
     """Where the figures, the folder and the page are."""
     figures = sorted((folder / "figures").glob("*.png"))
     yield from (f"  figure: {figure}" for figure in figures[:FIGURES])

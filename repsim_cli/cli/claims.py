@@ -27,13 +27,13 @@ def claims_command(parsed: argparse.Namespace) -> int:
         raise BadInput("--json: of claims alone, got --check as well; run --check first")
     if parsed.check:
         check(claims)
-        runs = find_newest_runs(results.outputs_root())
+        runs = find_newest_runs(results.find_outputs_root())
         runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
         say(*make_claims_table(claims, read_verdicts(runs)))
         return 0
-    by_claim = read_verdicts(find_newest_runs(results.outputs_root()), values=True)
+    by_claim = read_verdicts(find_newest_runs(results.find_outputs_root()), values=True)
     if parsed.json:
-        say_json("claims", {"claims": [_document(claim, by_claim.get(claim.name, {})) for claim in claims]})
+        say_json("claims", {"claims": [_build_claim_record(claim, by_claim.get(claim.name, {})) for claim in claims]})
         return 0
     for claim in claims:
         say(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
@@ -45,7 +45,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _document(claim: Any, by_run: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _build_claim_record(claim: Any, by_run: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A claim with the verdicts of runs, as `machine.SHAPES` has it."""
     keys = ("name", "source", "analysis", "says", "statistic", "unit")
     return {**{key: getattr(claim, key) for key in keys}, "holds_where": say_bound(claim), "verdicts": dict(by_run)}
@@ -98,7 +98,7 @@ def make_claims_table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str,
 
 def check(claims: Sequence[Any]) -> None:
     """Runs the tiny experiments that test these claims and have no complete run. Raises RunFailed where one fails."""
-    there = find_newest_runs(results.outputs_root())
+    there = find_newest_runs(results.find_outputs_root())
     for experiment, name, asked in list_tiny_experiments():
         if asked & {claim.name for claim in claims} and name not in there:
             words = [sys.executable, "-m", "repsim_cli", "run", "-q", f"experiment={experiment}"]

@@ -34,7 +34,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from datetime import datetime
 
     from repsim_cli.api.compare import MEASURES
-    from repsim_cli.api.entries import compose_configuration, label_entries, model_entry
+    from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:
@@ -42,7 +42,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
     config = compose_configuration(
-        {label: model_entry(label, model) for label, model in models.items()},
+        {label: make_model_entry(label, model) for label, model in models.items()},
         {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
         measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
         rows=parsed.rows,
@@ -60,7 +60,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     results.check_root()
     cache.find_cache_folder()
     now = datetime.now()
-    place = results.take_unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
+    place = results.take_unused(results.find_outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
     try:
         with signals.interruptible():
             status, folder = perform(RunJob(checked, place, words), Watching)
@@ -80,8 +80,8 @@ def compare_command(parsed: argparse.Namespace) -> int:
 
 def _check_models(*names: str) -> None:
     """Raises BadInput for runs, which `diff` compares, and for what is nothing at all."""
-    runs = [name for name in names if name not in read_table_entries("model") and _exists(folders.find, name)]
-    models = [name for name in names if name not in runs and (Path(name).exists() or _exists(find_model_entry, name))]
+    runs = [name for name in names if name not in read_table_entries("model") and _can_find(folders.find, name)]
+    models = [name for name in names if name not in runs and (Path(name).exists() or _can_find(find_model_entry, name))]
     if runs and models:
         raise BadInput(
             f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
@@ -100,7 +100,7 @@ def _check_models(*names: str) -> None:
             find_model_entry(name)  # which says what is near
 
 
-def _exists(find: Callable[[str], Any], name: str) -> bool:
+def _can_find(find: Callable[[str], Any], name: str) -> bool:
     try:
         find(name)
     except BadInput:
@@ -125,7 +125,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     first, second = _run(parsed.first), _run(parsed.second)
     if first.resolve() == second.resolve():
         name = reader.read_manifest(first)["name"]
-        others = [f for f in folders.list_run_folders(results.outputs_root()) if f.resolve() != first.resolve()]
+        others = [f for f in folders.list_run_folders(results.find_outputs_root()) if f.resolve() != first.resolve()]
         same = [folder for folder in others if reader.read_manifest(folder)["name"] == name]
         hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
@@ -145,7 +145,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     if parsed.json:
         say_json("diff", record)
     else:
-        say(f"{second} minus {first}", *_list_differences(given), *_differences(differences))
+        say(f"{second} minus {first}", *_list_differences(given), *_write_difference_lines(differences))
         say(*(f"  not compared: {line}" for line in unmatched))
     if parsed.output:
         from repsim_cli.figures.frame import save
@@ -170,7 +170,7 @@ def _list_differences(given: "RunInputs") -> Iterator[str]:
         yield f"  the same {', '.join(same)}"
 
 
-def _differences(differences: Sequence["PairDifference"]) -> Iterator[str]:
+def _write_difference_lines(differences: Sequence["PairDifference"]) -> Iterator[str]:
     """A line per measure and pair of models: the largest and the mean size, in units and in standard errors."""
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:

@@ -18,7 +18,7 @@ from repsim_cli.cli.glossary import look_up_terms
 from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, read_kind
 from repsim_cli.cli.settings import Setting, sample, say_range_and_default
 from repsim_cli.cli.terminal import say
-from repsim_cli.config.presets import TABLES, conf_dir, describe_group, read_table_entries
+from repsim_cli.config.presets import TABLES, describe_group, find_conf_folder, read_table_entries
 
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
@@ -68,7 +68,7 @@ def find_meanings(name: str) -> list[Topic]:
     """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
     first, *keys = name.split(".")
     if first in SETTINGS:
-        return [_narrow(_settings_topic(first), keys)]
+        return [_narrow(_make_settings_topic(first), keys)]
     if name == RUN:
         return [_run_topic()]
     word = [Topic(name=name, title=term, prose=[text]) for term, text in look_up_terms(name)]
@@ -85,7 +85,7 @@ def find_meanings(name: str) -> list[Topic]:
     elif keys and not meant:  # data.split, options.within: of every data set or study that has it
         meant = _merge_alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
     if not meant:
-        raise _explain_unknown(name, [*map(_settings_topic, SETTINGS), *topics])
+        raise _explain_unknown(name, [*map(_make_settings_topic, SETTINGS), *topics])
     with_key = [topic for topic in meant if keys and keys[0] in topic.settings]
     return [_narrow(topic, keys) for topic in with_key or meant]
 
@@ -136,20 +136,20 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _settings_topic(name: str) -> Topic:
+def _make_settings_topic(name: str) -> Topic:
     """A group of settings that studies share."""
     told = read_kind(GROUP, name)
     return Topic(name=name, title=name, path=name, prose=told.prose, settings=told.settings, example=told.example)
 
 
-def groups_of_settings() -> list[Topic]:
+def list_settings_topics() -> list[Topic]:
     """The keys of a run, and the groups of settings that studies share."""
-    return [_run_topic(), *map(_settings_topic, SETTINGS)]
+    return [_run_topic(), *map(_make_settings_topic, SETTINGS)]
 
 
 def _run_topic() -> Topic:
     """The keys of a run."""
-    content = read_yaml(conf_dir() / "config.yaml")
+    content = read_yaml(find_conf_folder() / "config.yaml")
     chosen = {
         group: choice for entry in content["defaults"] if isinstance(entry, dict) for group, choice in entry.items()
     }
@@ -181,7 +181,7 @@ def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
     elif group == "data" and name in registry.data.plugins:
         content, chosen = {"kind": name}, name
     else:
-        content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
+        content, chosen = {} if group == "experiment" else read_yaml(find_conf_folder() / group / f"{name}.yaml"), name
     lines = [line.lstrip("# ") for line in comment if not line.startswith(HIDDEN)]
     given = [line.removeprefix("# ").removeprefix(EXAMPLE) for line in comment if line.startswith(f"# {EXAMPLE}")]
     example = given[0].replace("NAME", name) if given else f"repsim run {group}={chosen}"
@@ -203,15 +203,15 @@ def list_topic_makers() -> list[tuple[str, Callable[[], Topic]]]:
         for kind in usable:
             if kinds.get(kind) != kind:
                 first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
-                topics.append((kind, partial(_kind, group, kind, first)))
+                topics.append((kind, partial(_make_kind_topic, group, kind, first)))
         broken = {*room.names()} - {*usable}
         topics += [
             (name, partial(_read_entry, group, selected))
             for name, selected in chosen.items()
             if kinds[name] not in broken
         ]
-    topics += [(name, partial(_analysis, name)) for name in registry.analyses.names()]
-    for group, make in {**dict.fromkeys(SETTINGS, _read_choice), "experiment": _experiment}.items():
+    topics += [(name, partial(_make_analysis_topic, name)) for name in registry.analyses.names()]
+    for group, make in {**dict.fromkeys(SETTINGS, _read_choice), "experiment": _make_experiment_topic}.items():
         topics += [(name, partial(make, group, name, comment)) for name, comment in describe_group(group).items()]
     return topics
 
@@ -221,16 +221,16 @@ def _read_choice(group: str, name: str, above: Sequence[str]) -> Topic:
     _, comment, content, example = _select(group, name, above)
     title = f"{group} {name}"
     return replace(
-        _settings_topic(group), name=name, title=title, header=comment, given=content, prose=[], example=example
+        _make_settings_topic(group), name=name, title=title, header=comment, given=content, prose=[], example=example
     )
 
 
-def _experiment(group: str, name: str, above: Sequence[str]) -> Topic:
+def _make_experiment_topic(group: str, name: str, above: Sequence[str]) -> Topic:
     _, comment, _, example = _select(group, name, above)
     return Topic(name=name, title=f"experiment {name}", header=comment, example=example)
 
 
-def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
+def _make_kind_topic(group: str, kind: str, selected: Selected | None) -> Topic:
     """A registered component. selected: an entry of its kind, whose command is used where the docstring has none."""
     told = read_kind(group, kind)
     label = selected.name if selected and not told.example else kind if group == "measure" else MINE
@@ -250,7 +250,7 @@ def _read_entry(group: str, selected: Selected) -> Topic:
     name, comment, content, example = selected
     if (kind := content["kind"]) not in ROOMS[group].names():  # measure=all
         return Topic(name=name, title=f"{group} {name}", header=comment, example=example)
-    topic = _kind(group, kind, selected)
+    topic = _make_kind_topic(group, kind, selected)
     return replace(
         topic,
         name=name,
@@ -262,7 +262,7 @@ def _read_entry(group: str, selected: Selected) -> Topic:
     )
 
 
-def _analysis(name: str) -> Topic:
+def _make_analysis_topic(name: str) -> Topic:
     told = read_kind("analysis", name)
     return Topic(
         name=name,
@@ -278,9 +278,9 @@ def _analysis(name: str) -> Topic:
 def show(topic: Topic) -> str:
     """A topic as text for a terminal."""
     blocks = [topic.title, textwrap.indent(topic.header, "  ")]
-    blocks += [_paragraph(paragraph) for paragraph in topic.prose]
+    blocks += [_fill_paragraph(paragraph) for paragraph in topic.prose]
     if topic.settings:
-        lines = _lines(topic.settings, topic.given, "    ")
+        lines = _write_setting_lines(topic.settings, topic.given, "    ")
         blocks.append("\n".join([f"  settings ({_join(topic.path, 'KEY')}=VALUE):", *lines]))
     blocks.append("\n".join(_fill(fact, "  ", "    ") for fact in topic.facts))
     blocks += [f"  example: {topic.example}"] if topic.example else []
@@ -308,16 +308,16 @@ def build_topics_json(topics: Iterable[Topic]) -> dict[str, Any]:
     }
 
 
-def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _write_setting_lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, setting in described.items():
         yield _fill(f"{key}: {setting.meaning}", indent, f"{indent}    ")
         yield _fill(say_range_and_default(setting, given, key), f"{indent}    ", f"{indent}    ")
         if setting.inner:
             inner = given.get(key)
-            yield from _lines(setting.inner, inner if isinstance(inner, dict) else {}, f"{indent}    ")
+            yield from _write_setting_lines(setting.inner, inner if isinstance(inner, dict) else {}, f"{indent}    ")
 
 
-def _paragraph(text: str) -> str:
+def _fill_paragraph(text: str) -> str:
     return textwrap.indent(text, "  ") if ">>>" in text else _fill(text, "  ", "  ")
 
 

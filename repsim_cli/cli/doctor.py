@@ -23,7 +23,7 @@ def examine() -> Iterator[tuple[str, list[str]]]:
     packages = [f"{name} {environment.read_version(name) or 'missing'}" for name in (*environment.PACKAGES, *OPTIONAL)]
     yield "versions", [f"Python {platform.python_version()} on {platform.platform()}", *packages]
     memory = psutil.virtual_memory()
-    outputs = results.outputs_root()
+    outputs = results.find_outputs_root()
     there = next(p for p in (outputs.resolve(), *outputs.resolve().parents) if p.exists())
     yield (
         "memory and disk",
@@ -37,7 +37,7 @@ def examine() -> Iterator[tuple[str, list[str]]]:
     yield "hub", [describe_hub()]
     yield "open ports, by hardware.executor", [f"{name}: {ports}" for name, ports in PORTS.items()]
     used = [f"{kind}: {entries} entries, {size / 1e9:.3f} GB" for kind, entries, size in cache.measure_cache_use()]
-    writable = "can be written" if _writable() else "cannot be written: runs do without it"
+    writable = "can be written" if _is_cache_writable() else "cannot be written: runs do without it"
     yield "cache", [f"{cache.find_cache_folder()}: limit {cache.limit() / 1e9:g} GB, {writable}", *used]
 
 
@@ -78,13 +78,13 @@ def describe_kernels() -> list[str]:
         a = torch.rand(SIDE, SIDE, dtype=getattr(torch, dtype))
         b = np.random.default_rng(0).random((SIDE, SIDE)).astype(dtype)
         lines.append(
-            f"{dtype} product of {SIDE} x {SIDE}: torch {_speed(lambda x=a: x @ x):.0f}, "
-            f"numpy {_speed(lambda x=b: x @ x):.0f} GFLOP/s"
+            f"{dtype} product of {SIDE} x {SIDE}: torch {_measure_product_speed(lambda x=a: x @ x):.0f}, "
+            f"numpy {_measure_product_speed(lambda x=b: x @ x):.0f} GFLOP/s"
         )
     return lines
 
 
-def _speed(product: Callable[[], Any]) -> float:
+def _measure_product_speed(product: Callable[[], Any]) -> float:
     product()
     times = []
     for _ in range(3):
@@ -104,7 +104,7 @@ def describe_hub() -> str:
         return f"huggingface.co cannot be reached ({error}): use local folders and files"
 
 
-def _writable() -> bool:
+def _is_cache_writable() -> bool:
     try:
         cache.find_cache_folder().mkdir(parents=True, exist_ok=True)
     except OSError:

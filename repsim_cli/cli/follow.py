@@ -14,7 +14,7 @@ import numpy as np
 
 from repsim_cli.base.plain import escape
 from repsim_cli.cli.terminal import Bar, is_quiet, say_aside
-from repsim_cli.report.record import block_means
+from repsim_cli.report.record import average_blocks
 from repsim_cli.runs import reader, so_far
 
 FOLLOWED = 1.0  # seconds between two looks at a running run
@@ -42,7 +42,7 @@ def follow(folder: Path) -> None:
         maps = [] if ended else so_far.read(folder)
         text = "\n".join(map(escape, new.decode(errors="replace").split("\n")))
         if terminal:
-            text, below = redraw_lines(text, below, terminal_maps(maps, shutil.get_terminal_size()))
+            text, below = redraw_lines(text, below, draw_terminal_maps(maps, shutil.get_terminal_size()))
         elif maps and time.monotonic() >= told + LINES:
             text, told = text + "".join(f"{describe_progress(given)}\n" for given in maps), time.monotonic()
         print(text, end="", flush=True)
@@ -73,7 +73,7 @@ class Watching:
         if maps := [given for given in maps if describe_progress(given) not in self._seen]:
             lines = [describe_progress(given) for given in maps]
             size = shutil.get_terminal_size((WIDE, HIGH))
-            say_aside(*(terminal_maps(maps, size) if not self._seen else lines))
+            say_aside(*(draw_terminal_maps(maps, size) if not self._seen else lines))
             self._seen.update(lines)
 
 
@@ -92,7 +92,7 @@ def describe_progress(given: so_far.LiveMap) -> str:
     return escape(f"{given.measured.label}: {given.state}{spread}")
 
 
-def terminal_maps(maps: Sequence[so_far.LiveMap], size: os.terminal_size) -> list[str]:
+def draw_terminal_maps(maps: Sequence[so_far.LiveMap], size: os.terminal_size) -> list[str]:
     """Lines that say how far each map is, and draw the one of which the least is known in shades: each the mean of the
     known cells of a block of layers."""
     if not maps:
@@ -103,7 +103,7 @@ def terminal_maps(maps: Sequence[so_far.LiveMap], size: os.terminal_size) -> lis
     drawn = min(maps, key=lambda given: np.isfinite(given.values).sum())
     room = max(1, min((size.columns - wide - 3) // 2, size.lines - len(lines) - 3))
     block = math.ceil(len(drawn.names) / room)
-    means = block_means(drawn.values, block)
+    means = average_blocks(drawn.values, block)
     low, high = np.nanmin(means, initial=np.inf), np.nanmax(means, initial=-np.inf)
     shares = (means - low) / (high - low) if high > low else 0 * means + 1
     closeness = shares if drawn.measured.larger_is_closer or high <= low else 1 - shares

@@ -30,10 +30,12 @@ def look_up_terms(name: str) -> list[tuple[str, str]]:
     >>> [heading for heading, _ in look_up_terms("hook_points")]
     ['Hook point']
     """
-    asked = _key(name)
-    return [(heading, text) for heading, text in read_glossary().items() if asked in map(_key, heading.split(","))]
+    asked = _make_word_key(name)
+    return [
+        (heading, text) for heading, text in read_glossary().items() if asked in map(_make_word_key, heading.split(","))
+    ]
 
 
-def _key(word: str) -> str:
+def _make_word_key(word: str) -> str:
     single = re.sub("ies$", "y", word.strip().lower().replace("_", " "))
     return single.removeprefix("the ").removesuffix("s")

@@ -10,7 +10,7 @@ from repsim_cli.base import signals
 from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
-from repsim_cli.cli.terminal import LogLines, is_quiet, log, say, terminal_log
+from repsim_cli.cli.terminal import LogLines, is_quiet, log, say, show_log_on_terminal
 from repsim_cli.runs import folders, reader, results
 
 LARGE = 5_000_000  # bytes of results whose page takes more than seconds
@@ -155,6 +155,6 @@ def _log_file(folder: Path) -> logging.Handler:
     handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
     handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
     if not log.handlers:
-        terminal_log()
+        show_log_on_terminal()
     log.addHandler(handler)
     return handler

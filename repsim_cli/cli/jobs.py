@@ -13,7 +13,7 @@ from typing import Any
 from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.files import explain
-from repsim_cli.base.plain import csv_bytes
+from repsim_cli.base.plain import encode_csv
 from repsim_cli.base.workers import follow_joblib
 from repsim_cli.cli.job import RunJob, perform
 from repsim_cli.cli.run import RunRequest
@@ -43,14 +43,14 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
                 else:
                     run_alone(partial(run_one_job, checked=checked), config)
         except OSError as error:  # it cannot make the folder of a job
-            results.drop_empty(Path(error.filename or results.outputs_root()).parent)
+            results.drop_empty(Path(error.filename or results.find_outputs_root()).parent)
             raise BadInput(explain(error, advice=results.ELSEWHERE)) from None
     if not ended:  # it failed before the first job
         return 1
     statuses = [status for status, _ in ended]
     bad = [status for status in statuses if status != "complete"]
     if len(ended) > 1:
-        _sweep_table(Path(ended[0][1]).parent)
+        _write_sweep_table(Path(ended[0][1]).parent)
         if bad:
             say(f"{len(bad)} of {len(statuses)} jobs did not complete", aside=True)
     if "interrupted" in statuses:
@@ -61,7 +61,7 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
 @contextmanager
 def _statuses() -> Iterator[list[tuple[str, str]]]:
     """A file in which the jobs of the inside note how they ended; afterwards the list holds the notes."""
-    root = results.outputs_root()  # on the file system of the runs, which the machines of a cluster share
+    root = results.find_outputs_root()  # on the file system of the runs, which the machines of a cluster share
     scratch = tempfile.TemporaryDirectory()
     file = (root if root.is_dir() else Path(scratch.name)) / f".jobs-{os.getpid()}"
     for left in root.glob(".jobs-*"):
@@ -80,13 +80,13 @@ def _statuses() -> Iterator[list[tuple[str, str]]]:
         scratch.cleanup()
 
 
-def _sweep_table(folder: Path) -> None:
+def _write_sweep_table(folder: Path) -> None:
     """Writes the sweep's jobs.json and jobs.csv, and prints their path."""
     jobs = folders.list_jobs(folder)
     if not jobs:  # all were refused, or they resumed runs of an earlier sweep
         return
     results.write(folder / "jobs.json", results.dumps(jobs).encode())
-    results.write(folder / "jobs.csv", csv_bytes([jobs[0], *(job.values() for job in jobs)]))
+    results.write(folder / "jobs.csv", encode_csv([jobs[0], *(job.values() for job in jobs)]))
     if not os.environ.get(QUIET):
         say(f"jobs: {folder}/jobs.csv")
 
@@ -110,14 +110,14 @@ def run_one_job(config: Any, checked: Any = None) -> None:
     status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
     try:
         with signals.interruptible():
-            status = _job(config, checked, folder)
+            status = _perform_job(config, checked, folder)
     except KeyboardInterrupt:
         status = "interrupted"
     except RepsimError as error:
-        complain(error, _job_name())
+        complain(error, _say_job_prefix())
         status = "refused" if isinstance(error, BadInput) else "failed"
     except OSError as error:
-        complain(RunFailed(explain(error)), _job_name())
+        complain(RunFailed(explain(error)), _say_job_prefix())
     finally:
         results.drop_empty(folder)  # Hydra made it; it is empty where the run was refused, or resumed another
         note = os.environ.get(STATUS_FILE)
@@ -130,7 +130,7 @@ def run_one_job(config: Any, checked: Any = None) -> None:
         raise KeyboardInterrupt
 
 
-def _job_name() -> str:
+def _say_job_prefix() -> str:
     """The prefix of a job's messages in a sweep."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -142,7 +142,7 @@ def _job_name() -> str:
     return f"job {hydra.job.num} ({overrides[:120]}): "
 
 
-def _job(config: Any, checked: Any, folder: Path) -> str:
+def _perform_job(config: Any, checked: Any, folder: Path) -> str:
     """Performs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode

@@ -36,22 +36,24 @@ class KindText(NamedTuple):
 
 def read_kind(group: str, name: str) -> KindText:
     """Reads the kind from the table, or makes it where it comes from outside of the package."""
-    told = _table().get((group, name)) if group == GROUP or ROOMS[group].own(name) else None
+    told = _read_kinds_table().get((group, name)) if group == GROUP or ROOMS[group].own(name) else None
     return told or make_kind(group, name)
 
 
 @cache
-def _table() -> dict[tuple[str, str], KindText]:
+def _read_kinds_table() -> dict[tuple[str, str], KindText]:
     rows = map(json.loads, TABLE.read_text("utf-8").splitlines())
     return {
-        (group, name): KindText(prose, _settings(keys), facts, example)
+        (group, name): KindText(prose, _make_settings(keys), facts, example)
         for group, name, prose, keys, facts, example in rows
     }
 
 
-def _settings(described: Mapping[str, Any]) -> dict[str, Setting]:
+def _make_settings(described: Mapping[str, Any]) -> dict[str, Setting]:
     made = {key: Setting(*data) for key, data in described.items()}
-    return {key: setting._replace(inner=setting.inner and _settings(setting.inner)) for key, setting in made.items()}
+    return {
+        key: setting._replace(inner=setting.inner and _make_settings(setting.inner)) for key, setting in made.items()
+    }
 
 
 def make_kind(group: str, name: str) -> KindText:
@@ -82,7 +84,7 @@ def list_shared_settings() -> dict[str, type]:
     return dict(zip((RUN, *SETTINGS), (RunKeys, Extract, Significance, Hardware, Figures), strict=True))
 
 
-def _studies(name: str) -> list[str]:
+def _name_analysis_studies(name: str) -> list[str]:
     """Names the studies whose runs an analysis reads."""
     return [f"of runs of: {', '.join(registry.analyses.get(name).card.studies)}"]
 
@@ -96,7 +98,7 @@ def _list_taken(name: str) -> list[str]:
     return [f"takes: {', '.join(sorted(keys, key=[*GROUPS, *RunKeys.model_fields].index))}"]
 
 
-def _card(name: str) -> list[str]:
+def _describe_measure_card(name: str) -> list[str]:
     """Tells the properties of a measure, and its settings in a run."""
     card = registry.measures.get(name).card
     ends = [f"{word} {bound:g}" for word, bound in zip(("from", "to"), card.bounds, strict=True) if bound is not None]
@@ -139,12 +141,12 @@ def list_allowed(name: str) -> str:
         "permutation": Significance(method="permutation"),
         "jackknife": Significance(jackknife=True),
     }
-    estimates = [estimate for estimate in get_args(ESTIMATES) if _passes(check_estimate, measure, estimate)]
-    nulls = [name for name, asked in judged.items() if _passes(significance.check_measure, asked, measure)]
+    estimates = [estimate for estimate in get_args(ESTIMATES) if _passes_check(check_estimate, measure, estimate)]
+    nulls = [name for name, asked in judged.items() if _passes_check(significance.check_measure, asked, measure)]
     return "; ".join(", ".join(names) for names in (estimates, nulls) if names)
 
 
-def _passes(check: Callable[..., Any], *arguments: Any) -> bool:
+def _passes_check(check: Callable[..., Any], *arguments: Any) -> bool:
     try:
         check(*arguments)
     except BadInput:
@@ -152,4 +154,8 @@ def _passes(check: Callable[..., Any], *arguments: Any) -> bool:
     return True
 
 
-FACTS: dict[str, Callable[[str], list[str]]] = {"study": _list_taken, "measure": _card, "analysis": _studies}
+FACTS: dict[str, Callable[[str], list[str]]] = {
+    "study": _list_taken,
+    "measure": _describe_measure_card,
+    "analysis": _name_analysis_studies,
+}

@@ -36,7 +36,7 @@ class ListEntry(NamedTuple):
 def list_entries(group: str) -> list[ListEntry]:
     """Gives the entries of a group of `LISTED`."""
     if group == SETTING:
-        return list(_settings())
+        return list(_list_settings())
     if group in UNSELECTED:
         room = ROOMS[group]
         told = {name: read_kind(group, name) for name in room.names() if room.own(name)}
@@ -51,18 +51,18 @@ def list_entries(group: str) -> list[ListEntry]:
     return [
         ListEntry(
             name,
-            shorten_entry(_text(comment), own.get(name, "")),
-            _list_allowed(comment) + (grade(name) if group == "measure" else "") + _unavailable(comment),
+            shorten_entry(_summarise_comment(comment), own.get(name, "")),
+            _list_allowed(comment) + (grade(name) if group == "measure" else "") + _say_missing_package(comment),
         )
         for name, comment in comments.items()
     ]
 
 
-def _settings() -> Iterator[ListEntry]:
+def _list_settings() -> Iterator[ListEntry]:
     """Every setting of a run that is no setting of a component."""
-    from repsim_cli.cli.describe import groups_of_settings
+    from repsim_cli.cli.describe import list_settings_topics
 
-    for topic in groups_of_settings():
+    for topic in list_settings_topics():
         for key, setting in topic.settings.items():
             path = f"{topic.path}.{key}" if topic.path else key
             yield ListEntry(
@@ -70,7 +70,7 @@ def _settings() -> Iterator[ListEntry]:
             )
 
 
-def _text(comment: list[str]) -> str:
+def _summarise_comment(comment: list[str]) -> str:
     """The first sentence of a comment, before what it says of source, cost and command."""
     lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if not line.startswith(SKIPPED)]
     return docstrings.take_first_sentence(" ".join(itertools.takewhile(lambda line: not FACT.match(line), lines)))
@@ -138,7 +138,7 @@ def _list_allowed(comment: list[str]) -> str:
     return "".join(f" [{line.removeprefix(ALLOWS)}]" for line in comment if line.startswith(ALLOWS))
 
 
-def _unavailable(comment: list[str]) -> str:
+def _say_missing_package(comment: list[str]) -> str:
     """A note on the package that the comment names, where it is not installed."""
     for line in comment:
         if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
@@ -150,7 +150,7 @@ def describe_runs() -> list[dict[str, Any]]:
     """Describes the runs that can be read, the oldest first."""
     from repsim_cli.runs import folders, reader, results
 
-    root = results.outputs_root()
+    root = results.find_outputs_root()
     found = []
     for folder in folders.list_run_folders(root) if root.is_dir() else []:
         manifest = reader.read_manifest(folder)
@@ -173,7 +173,7 @@ def list_command(parsed: argparse.Namespace) -> int:
         if not known:
             from repsim_cli.runs import results
 
-            say(f"no runs that can be read in {results.outputs_root()}; start one with: repsim run")
+            say(f"no runs that can be read in {results.find_outputs_root()}; start one with: repsim run")
         for run in known:
             say(f"{run['started'][:19]}  {run['status']:11}  {run['name']:24}  {run['folder']}")
         return 0

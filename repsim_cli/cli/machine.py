@@ -151,7 +151,9 @@ def build_run_json(folder: Path) -> dict[str, Any]:
                 "warnings": [
                     text for text in manifest["warnings"] if answer.is_about_measure(text, measured.label, labels)
                 ],
-                "pairs": [_pair(measured, sides) for sides in answering.list_directed_pairs(measured, read)],
+                "pairs": [
+                    _build_pair_record(measured, sides) for sides in answering.list_directed_pairs(measured, read)
+                ],
             }
             for measured in whole.measures
         ],
@@ -166,7 +168,7 @@ def build_run_json(folder: Path) -> dict[str, Any]:
     }
 
 
-def _pair(measured: Measured, sides: Sides) -> dict[str, Any]:
+def _build_pair_record(measured: Measured, sides: Sides) -> dict[str, Any]:
     """Two models under a measure, from the first to the second."""
     chance = answer.find_chance_level(measured, sides)
     same = answering.list_layer_values(sides) if sides.same_layers else []

@@ -47,7 +47,7 @@ def _measure_all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int
         records.append(record := _measure_by_name(name, x, y, labels))
         if record["value"] is not None and not parsed.json:
             _warn(record)
-            say(_line(record))
+            say(_write_value_line(record))
     if all(record["value"] is None for record in records):
         raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {records[0]['error']}")
     if parsed.json:
@@ -113,7 +113,7 @@ def _record(
     }
 
 
-def _line(record: dict[str, Any]) -> str:
+def _write_value_line(record: dict[str, Any]) -> str:
     better = "larger" if record["card"]["larger_is_closer"] else "smaller"
     other = "" if record["value_y_to_x"] is None else f"  (y to x: {record['value_y_to_x']:.6g})"
     return f"{record['measure']:30}  {record['value']:12.6g}  {better} is closer{other}"

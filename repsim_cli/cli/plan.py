@@ -31,17 +31,17 @@ def plan_lines(name: str, plan: Mapping[str, Any], misfits: Sequence[str]) -> li
             lines += [f"    {inner}: {v}" for inner, v in value.items()]
         else:
             lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    lines += _room(plan.get("memory, GB", {}), psutil.virtual_memory().available / 1e9)
+    lines += _say_memory_room(plan.get("memory, GB", {}), psutil.virtual_memory().available / 1e9)
     if misfits:
         lines.append("  does not run here")
         lines += [f"    {problem}" for problem in dict.fromkeys(misfits)]
     return lines
 
 
-def _room(memory: Mapping[str, float], free: float) -> list[str]:
+def _say_memory_room(memory: Mapping[str, float], free: float) -> list[str]:
     """Whether the memory of a plan, in GB by part, is there, in one number; where it is not, what makes it smaller.
 
-    >>> _room({"weights": 1.0, "rows": 9.0, "in all": 10.0, "limit": 12.0}, 11.0)
+    >>> _say_memory_room({"weights": 1.0, "rows": 9.0, "in all": 10.0, "limit": 12.0}, 11.0)
     ['  memory: 10.0 GB fit into the 12.0 GB that the run may use (11.0 GB are free now)']
     """
     if "limit" not in memory:

@@ -28,7 +28,7 @@ def run(words: list[str]) -> int:
 
     rest = [part for word in spell_out_models(rest) for part in convert_to_overrides(word)]
     # conf/config.yaml reads it; set but empty means not set
-    os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
+    os.environ["REPSIM_OUTPUTS"] = str(results.find_outputs_root())
     close_environment()
     rest, primary = take_from(rest)
     rest = drop_claims(rest)

@@ -88,28 +88,30 @@ class Setting(NamedTuple):
 
 def read_setting(meaning: str, annotation: Any, default: Any) -> Setting:
     """Makes data of an annotation and a default (Parameter.empty where there is none)."""
-    options, group = _options(annotation), group_of(annotation)
+    options, group = _list_type_options(annotation), group_of(annotation)
     return Setting(
         meaning=meaning,
         range="" if annotation is EMPTY else say_range(annotation),
         default=REQUIRED if default is EMPTY else default if isinstance(default, DATA) else str(default),
         choices=[choice for option in options if get_origin(option) is Literal for choice in get_args(option)],
-        placeholder=next(filter(None, map(_placeholder, options)), None),
+        placeholder=next(filter(None, map(_find_placeholder, options)), None),
         inner=None if group is None else read_settings(group),
     )
 
 
 def group_of(annotation: Any) -> type | None:
     """Finds the dataclass, where the setting is a group of settings."""
-    return next((option for option in _options(annotation) if isinstance(option, type) and is_dataclass(option)), None)
+    return next(
+        (option for option in _list_type_options(annotation) if isinstance(option, type) and is_dataclass(option)), None
+    )
 
 
-def _options(annotation: Any) -> list[Any]:
+def _list_type_options(annotation: Any) -> list[Any]:
     """The types that a value may have, without their bounds."""
     if get_origin(annotation) is Annotated:
-        return _options(get_args(annotation)[0])
+        return _list_type_options(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [option for part in get_args(annotation) for option in _options(part)]
+        return [option for part in get_args(annotation) for option in _list_type_options(part)]
     return [annotation]
 
 
@@ -142,10 +144,10 @@ def sample(setting: Setting, value: Any) -> str:
     return write_as_yaml(value).replace(", ", ",")
 
 
-def _placeholder(option: Any) -> Any:
+def _find_placeholder(option: Any) -> Any:
     """A placeholder for a value of a type, if there is one."""
     if get_origin(option) is list:
-        return [_placeholder(inner) for inner in _options(get_args(option)[0])[:1]]
+        return [_find_placeholder(inner) for inner in _list_type_options(get_args(option)[0])[:1]]
     return PLACEHOLDERS.get(option)
 
 

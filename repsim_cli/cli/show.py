@@ -46,16 +46,18 @@ def summarise_run(folder: Path) -> list[str]:
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):
-        lines.append(f"  remedies: {', '.join(f'{key} {_cell(value)}' for key, value in manifest['remedies'].items())}")
+        lines.append(
+            f"  remedies: {', '.join(f'{key} {_format_cell(value)}' for key, value in manifest['remedies'].items())}"
+        )
     if whole is not None:
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, whole.pairs_of(measure), brief=many)
         for name, table in whole.tables.items():
             if name not in UNPRINTED:
-                lines += _table_lines(name, table)
+                lines += _write_table_lines(name, table)
         for claim in whole.claims:
-            lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
+            lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_say_evidence(claim)})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
@@ -69,7 +71,7 @@ def summarise_run(folder: Path) -> list[str]:
     return lines
 
 
-def _evidence(claim: Verdict) -> str:
+def _say_evidence(claim: Verdict) -> str:
     """The value of a claim with its error, threshold and p; the reason where it has none or cannot be tested."""
     if claim.value is None:
         return claim.why
@@ -81,9 +83,9 @@ def _evidence(claim: Verdict) -> str:
     return ", ".join([*parts, claim.why] if claim.verdict == "not testable here" else parts)
 
 
-def _table_lines(name: str, table: Table) -> Iterator[str]:
+def _write_table_lines(name: str, table: Table) -> Iterator[str]:
     """A table of a single row as a sentence, of several rows as columns."""
-    cells = [[_cell(value) for value in row] for row in table.rows[:SHOWN_ROWS]]
+    cells = [[_format_cell(value) for value in row] for row in table.rows[:SHOWN_ROWS]]
     if len(cells) == 1:
         yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table.columns, cells[0], strict=True))
         return
@@ -96,7 +98,7 @@ def _table_lines(name: str, table: Table) -> Iterator[str]:
         yield f"    and {len(table.rows) - SHOWN_ROWS} more rows: see results.json"
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
@@ -182,11 +184,11 @@ def show_command(parsed: argparse.Namespace) -> int:
     say(*summarise_run(folder))
     for name, seconds in reader.read_manifest(folder)["timings"].items():
         say(f"  {name}: {seconds:.1f} s")
-    say(*_unit_lines(folder))
+    say(*_write_unit_lines(folder))
     return 0
 
 
-def _unit_lines(folder: Path) -> Iterator[str]:
+def _write_unit_lines(folder: Path) -> Iterator[str]:
     """Where the units of a run ran, and how long; the longest first."""
     about = reader.read_manifest(folder).get("executor")
     records = read_records(folder)
@@ -197,7 +199,9 @@ def _unit_lines(folder: Path) -> Iterator[str]:
         [r["unit"], r["worker"], r["host"], r["seconds"], r["attempt"], "computed" if r["computed"] else "cached"]
         for r in done[:SHOWN_ROWS]
     ]
-    yield from _table_lines("units", Table(columns=["unit", "worker", "host", "seconds", "attempt", "was"], rows=rows))
+    yield from _write_table_lines(
+        "units", Table(columns=["unit", "worker", "host", "seconds", "attempt", "was"], rows=rows)
+    )
     if len(done) > SHOWN_ROWS:
         yield f"    and {len(done) - SHOWN_ROWS} more: {folder / FILE}"
     for r in records:
@@ -280,7 +284,7 @@ def report_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
     if not parsed.runs:
-        return _overview(parsed)
+        return _save_runs_overview(parsed)
     if parsed.follow and (len(parsed.runs) > 1 or folders.find_sweep(parsed.runs[0]) is not None):
         raise BadInput(f"--follow: of a single run, got {' '.join(parsed.runs)}; name one run")
     sweeps = [folders.find_sweep(run) for run in parsed.runs]
@@ -301,14 +305,14 @@ def report_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _overview(parsed: argparse.Namespace) -> int:
+def _save_runs_overview(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
     if parsed.follow:
         raise BadInput("--follow: of a run that is named; e.g. repsim report latest --follow")
     if parsed.output is not None:
         raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
-    root = results.outputs_root()
+    root = results.find_outputs_root()
     say(str(report.save_overview(root, Bar())))
     return 0
 

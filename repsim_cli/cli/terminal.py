@@ -42,7 +42,7 @@ class LogLines(logging.Formatter):
         return "\n".join(map(escape, super().formatException(ei).split("\n")))
 
 
-def terminal_log() -> logging.Handler:
+def show_log_on_terminal() -> logging.Handler:
     """Shows warnings and errors of the log on the terminal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLines("%(levelname)s: %(message)s"))

@@ -21,7 +21,7 @@ def fit_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.api.vector_maps import fit_map
 
     now = datetime.now()
-    place = results.take_unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
+    place = results.take_unused(results.find_outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
     data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
     try:
         with signals.interruptible():

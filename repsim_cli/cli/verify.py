@@ -32,7 +32,7 @@ def verify_command(parsed: argparse.Namespace) -> int:
     if parsed.junit and (not Path(parsed.junit).absolute().parent.is_dir() or Path(parsed.junit).is_dir()):
         raise BadInput(f"--junit: not a file in a folder that exists, got '{parsed.junit}'; name one")
     place = results.take_unused(
-        results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-verify"
+        results.find_outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-verify"
     )
     try:
         with signals.interruptible():
@@ -41,7 +41,7 @@ def verify_command(parsed: argparse.Namespace) -> int:
                 parsed.candidate,
                 parsed.text,
                 quick=parsed.quick,
-                layer_ids=layer_ids(parsed.layer_ids),
+                layer_ids=parse_layer_ids(parsed.layer_ids),
                 by_block=parsed.by_block,
                 memory_gb=parsed.memory_gb,
                 folder=place,
@@ -62,10 +62,10 @@ def verify_command(parsed: argparse.Namespace) -> int:
     return int(fails)
 
 
-def layer_ids(text: str | None) -> list[int] | None:
+def parse_layer_ids(text: str | None) -> list[int] | None:
     """Numbers and ranges of them.
 
-    >>> layer_ids("0,4-6")
+    >>> parse_layer_ids("0,4-6")
     [0, 4, 5, 6]
     """
     if text is None:

@@ -9,7 +9,7 @@ from repsim_cli.config.words import parse_settings
 from repsim_cli.findings.analyse import choose_options, find_analysis_card
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import find_claims
-from repsim_cli.runs.content import Results, facts_in
+from repsim_cli.runs.content import Results, read_facts
 
 
 def bind_analyses(problems: list[str], given: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def choose_analyses(
     with the options that the analysis had and the claims that it tested.
     Raises BadConfig with every problem.
     """
-    asked = _changes(changes) if changes else config
+    asked = _parse_changes(changes) if changes else config
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
     problems: list[str] = []
     if changes:
@@ -44,7 +44,7 @@ def choose_analyses(
         tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
     bound = bind_analyses(problems, settings)
     give_up(problems)
-    models = facts_in(manifest)
+    models = read_facts(manifest)
     groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
     planned = Planned(
         study=manifest["study"],
@@ -61,7 +61,7 @@ def choose_analyses(
     return ({name: options[name] for name in options if name in named} if changes else options), claims
 
 
-def _changes(words: Sequence[str]) -> Fields:
+def _parse_changes(words: Sequence[str]) -> Fields:
     """The analyses and claims that are named by `+analyses.NAME={...}` and `claims=[...]`."""
     analyses: Fields = {}
     claims: list[Any] = []

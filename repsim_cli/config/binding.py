@@ -98,19 +98,20 @@ def check_arguments(
         elif (of_names := _find_inner_dataclass(annotation)) is not None:
             if isinstance(given.get(key), dict):
                 given[key] = {
-                    name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
+                    name: _bind_nested_keys(problems, f"{path}.{key}.{name}", of_names, inner)
+                    for name, inner in given[key].items()
                 }
         elif nested is not None:
             inner = given.get(key, {} if parameter.default is parameter.empty else None)
             if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
-                given[key] = _keys(problems, f"{path}.{key}", nested, inner)
-    schema = _schema(function, frozenset(without))
+                given[key] = _bind_nested_keys(problems, f"{path}.{key}", nested, inner)
+    schema = _build_arguments_schema(function, frozenset(without))
     values = attempt(problems, f"{path}.", lambda: validate_values(schema, given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
 
 
 @cache
-def _schema(function: Callable[..., Any], without: frozenset[str]) -> type[BaseModel]:
+def _build_arguments_schema(function: Callable[..., Any], without: frozenset[str]) -> type[BaseModel]:
     """The arguments of a function, of which those that are bound by themselves may be anything."""
     from repsim_cli.data.base import Data
 
@@ -126,7 +127,7 @@ def _schema(function: Callable[..., Any], without: frozenset[str]) -> type[BaseM
     return create_model("arguments", __config__=STRICT, **fields)
 
 
-def _keys(problems: list[str], path: str, nested: Callable[..., Any], inner: Any) -> Any:
+def _bind_nested_keys(problems: list[str], path: str, nested: Callable[..., Any], inner: Any) -> Any:
     """A dataclass bound from keys of its own."""
     if isinstance(inner, dict):
         return bind(problems, path, nested, inner)
@@ -219,7 +220,7 @@ def expand(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def model_function(entry: RegistryEntry) -> Callable[..., Any]:
+def wrap_model_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
     from repsim_cli.models.source import Family, apply_keys
@@ -242,7 +243,7 @@ def model_function(entry: RegistryEntry) -> Callable[..., Any]:
 
 
 @cache
-def data_function(entry: RegistryEntry) -> Callable[..., Any]:
+def wrap_data_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of data, which also takes the keys that every text has."""
     from repsim_cli.data.base import apply_keys
 
@@ -271,7 +272,7 @@ def measure_function(entry: RegistryEntry) -> Callable[..., Any]:
 def bind_model(label: str, entry: Fields) -> Any:
     """A model entry with checked settings. Raises BadConfig with every problem."""
     problems: list[str] = []
-    bound = bind_component(problems, f"model.{label}", entry, registry.models, model_function)
+    bound = bind_component(problems, f"model.{label}", entry, registry.models, wrap_model_function)
     give_up(problems)
     return bound
 

@@ -35,8 +35,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import check_readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, read_shipped, read_table_entries
-from repsim_cli.config.words import COMPONENT_KEY, hydra_line, restore_typed, restore_words, say_unreadable_word
+from repsim_cli.config.presets import GROUPS, TABLES, describe_group, find_conf_folder, read_shipped, read_table_entries
+from repsim_cli.config.words import COMPONENT_KEY, restore_typed, restore_words, say_hydra_error, say_unreadable_word
 from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
@@ -130,7 +130,7 @@ def open_loader(folder: str | None = None) -> Iterator[Guarded]:
         known = GlobalHydra.instance()
         before, known.hydra = known.hydra, None
         try:
-            with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+            with hydra.initialize_config_dir(str(find_conf_folder().resolve()), version_base="1.3"):
                 if folder is not None:
                     _check_config_dir(Path(folder))
                 yield Guarded(GlobalHydra.instance().config_loader(), folder)
@@ -145,7 +145,7 @@ def compose(words: list[str], primary: str = OWN, folder: str | None = None, swe
     """
     made = []
     with open_loader(folder) as loader, convert_hydra_errors(words):
-        for job in _jobs(words, loader) if sweep else [words]:
+        for job in _expand_sweep_jobs(words, loader) if sweep else [words]:
             made.append(loader.load_configuration(primary, job))
             _check_labels(made[-1], job)
     return made
@@ -156,7 +156,7 @@ def drop_hydra_keys(config: Any) -> Any:
     return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
 
 
-def _reads(word: str) -> bool:
+def _is_readable_override(word: str) -> bool:
     """Whether Hydra's grammar has such an override."""
     try:
         OverridesParser.create().parse_override(word)
@@ -178,8 +178,10 @@ def convert_hydra_errors(words: list[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         # options of Hydra and their values are no overrides
         tried = [word for word in words if "=" in word or isinstance(error, OverrideParseException)]
-        unread = next((word for word in tried if not word.startswith("-") and not _reads(word)), None)
-        raise BadInput(hydra_line(error, words) if unread is None else say_unreadable_word(unread, _reads)) from None
+        unread = next((word for word in tried if not word.startswith("-") and not _is_readable_override(word)), None)
+        raise BadInput(
+            say_hydra_error(error, words) if unread is None else say_unreadable_word(unread, _is_readable_override)
+        ) from None
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:
@@ -206,7 +208,7 @@ def print_as_hydra(words: list[str], primary: str) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
     try:
         with convert_hydra_errors(words):
-            hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=primary)(print)()
+            hydra.main(version_base="1.3", config_path=str(find_conf_folder().resolve()), config_name=primary)(print)()
     except SystemExit as ended:
         return 1 if ended.code else 0
     return 0
@@ -220,7 +222,7 @@ def store_primary_config(
     presets: by group, the file whose keys these change. A group that the words select (model=[a], data=pile) replaces
     that of the keys.
     """
-    default = read_shipped(conf_dir() / "config.yaml")
+    default = read_shipped(find_conf_folder() / "config.yaml")
     choices = {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
     used = [group for group in choices if group in presets or _is_selected(group, words)]
     anew = [{group: presets.get(group, choices[group])} for group in used]
@@ -291,7 +293,7 @@ def _check_labels(composed: Any, words: list[str]) -> None:
             )
 
 
-def _jobs(words: list[str], loader: Any) -> Iterator[list[str]]:
+def _expand_sweep_jobs(words: list[str], loader: Any) -> Iterator[list[str]]:
     """The words of each job of a sweep."""
     values = {
         word.get_key_element(): [*itertools.islice(word.sweep_string_iterator(), MOST_JOBS + 1)]

@@ -78,7 +78,7 @@ def check(config: Any, words: int, loader: ConfigLoader) -> None:
     if len(tree["overrides"]["hydra"]) + len(tree["overrides"]["task"]) != words:
         raise _refuse(("overrides",))
     chosen = [f"hydra/{plugin}={tree['runtime']['choices'][f'hydra/{plugin}']}" for plugin in PLUGINS]
-    given, own = dict(_leaves(tree)), _load_own_hydra(loader, *chosen)
+    given, own = dict(_list_leaf_values(tree)), _load_own_hydra(loader, *chosen)
     for path in dict.fromkeys((*given, *own)):
         value = given.get(path, ABSENT)
         if value == own.get(path, ABSENT) or any(path[: len(known)] == known for known in COMPUTED):
@@ -111,11 +111,11 @@ def _refuse(path: Place) -> BadInput:
     )
 
 
-def _leaves(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
+def _list_leaf_values(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
     """The values of a tree by their paths."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, (*path, key))
+            yield from _list_leaf_values(inner, (*path, key))
     else:
         yield path, value
 
@@ -133,16 +133,16 @@ def _load_own_hydra(loader: ConfigLoader, *chosen: str) -> dict[Place, Any]:
         if name not in known:
             raise BadInput(f"{group}: no such plugin is installed, got '{name}'; {did_you_mean(name, known)}")
     config = loader.load_configuration("config", [*chosen, "model=[]", "measure=[]"], RunMode.RUN)
-    OWN[chosen] = dict(_leaves(OmegaConf.to_container(config.hydra)))
+    OWN[chosen] = dict(_list_leaf_values(OmegaConf.to_container(config.hydra)))
     return OWN[chosen]
 
 
 def close_environment() -> None:
     """Lets interpolations read no other variables of the environment than those of the package's own places."""
-    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _read_own_variable, replace=True)
 
 
-def _variable(name: str, default: Any = None, *, _node_: Any) -> str | None:
+def _read_own_variable(name: str, default: Any = None, *, _node_: Any) -> str | None:
     """`oc.env` of the package's own places alone."""
     if name not in VARIABLES or not str(_node_._get_full_key(None)).startswith("hydra."):
         raise InterpolationResolutionError(f"a variable of the environment, got {name}, which a run does not read")

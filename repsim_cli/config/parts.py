@@ -8,8 +8,8 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Group, Ranked
-from repsim_cli.config.binding import Fields, attempt, bind, bind_component, model_function
-from repsim_cli.config.presets import conf_dir
+from repsim_cli.config.binding import Fields, attempt, bind, bind_component, wrap_model_function
+from repsim_cli.config.presets import find_conf_folder
 
 ALL = "all"
 
@@ -21,7 +21,7 @@ def bind_models(problems: list[str], plain: Fields, unreached: dict[str, Unreach
     bound: dict[str, Any] = {}
     for label, entry in plain["model"].items():
         try:
-            model = bind_component(problems, f"model.{label}", entry, registry.models, model_function)
+            model = bind_component(problems, f"model.{label}", entry, registry.models, wrap_model_function)
             if isinstance(model, Series) and not model.local and model.make is None:
                 model.checkpoints[-1].open()
             bound[label] = model
@@ -49,13 +49,13 @@ def say_unreachable(unreached: Mapping[str, Unreachable], entries: Mapping[str, 
         f"model: the hub cannot be reached ({error.reason}), got models of it: "
         f"{', '.join(f'{label} ({lack.what})' for label, lack in models.items())}; connect, or download them and "
         f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
-        f"{_offline(name)}"
+        f"{_suggest_offline_run(name)}"
     )
 
 
-def _offline(name: str) -> str:
+def _suggest_offline_run(name: str) -> str:
     """Names the tiny form of the experiment that gave a run its name, where there is one, and the dry run."""
-    tiny = "/" not in name and (conf_dir() / "experiment" / "tiny" / f"{name}.yaml").is_file()
+    tiny = "/" not in name and (find_conf_folder() / "experiment" / "tiny" / f"{name}.yaml").is_file()
     return f"; experiment=tiny/{name} needs no network, and dry_run=true plans this one" if tiny else ""
 
 
@@ -149,7 +149,7 @@ def select_runnable(problems: list[str], plain: Fields, study: Any, skip: bool) 
     return attempt(problems, "", lambda: select_suitable(plain["measure"], check, skip)) or ({}, {})
 
 
-def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
+def _bind_groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
     """The groups by name, after a check that their models exist and are in a single group each."""
     if not isinstance(given, dict):
         return None
@@ -181,7 +181,7 @@ def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str,
     return groups or None
 
 
-def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
+def _check_base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
     if given is not None:
         _check_label(problems, "base", given, labels)
     return given if isinstance(given, str) else None
@@ -192,4 +192,4 @@ def _check_label(problems: list[str], path: str, label: Any, labels: Sequence[st
         problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
 
 
-ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _groups, "base": _base}
+ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _bind_groups, "base": _check_base}

@@ -14,7 +14,7 @@ TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which
 LABEL = re.compile(r"(\w+):")
 
 
-def conf_dir() -> Path:
+def find_conf_folder() -> Path:
     """The configs: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "conf"
@@ -27,8 +27,10 @@ def describe_group(group: str) -> dict[str, list[str]]:
     In a table a comment describes the labels below it, up to the next comment.
     """
     if group in TABLES:
-        return dict(sorted([*_list_plugins(group), *_labels((conf_dir() / TABLES[group]).read_text())]))
-    root = conf_dir() / group
+        return dict(
+            sorted([*_list_plugins(group), *_list_label_comments((find_conf_folder() / TABLES[group]).read_text())])
+        )
+    root = find_conf_folder() / group
     files = {
         str(file.relative_to(root).with_suffix("")): [line for line in file.read_text().splitlines() if line[:1] == "#"]
         for file in root.rglob("*.yaml")
@@ -36,7 +38,7 @@ def describe_group(group: str) -> dict[str, list[str]]:
     return dict(sorted({**dict(_list_plugins(group)), **files}.items()))
 
 
-def _labels(text: str) -> list[tuple[str, list[str]]]:
+def _list_label_comments(text: str) -> list[tuple[str, list[str]]]:
     comment: list[str] = []
     labels: list[tuple[str, list[str]]] = []
     before = ""
@@ -81,7 +83,7 @@ def find_model_entry(name: str) -> dict[str, Any]:
 @cache
 def read_table_entries(group: str) -> dict[str, Any]:
     """The entries of a table, by label, and the measures of other packages with their defaults."""
-    return {name: {"kind": name} for name, _ in _list_plugins(group)} | read_shipped(conf_dir() / TABLES[group])
+    return {name: {"kind": name} for name, _ in _list_plugins(group)} | read_shipped(find_conf_folder() / TABLES[group])
 
 
 def _list_plugins(group: str) -> list[tuple[str, list[str]]]:

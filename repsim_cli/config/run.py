@@ -24,11 +24,11 @@ from repsim_cli.config.binding import (
     bind_component,
     bind_components,
     check_arguments,
-    data_function,
     expand,
     give_up,
     measure_function,
     validate_values,
+    wrap_data_function,
 )
 from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.extract import extract_of
@@ -200,7 +200,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
         "measure": lambda: bind_components(
             problems, "measure", {"measure": measured}, registry.measures, measure_function
         ),
-        "data": lambda: bind_component(problems, "data", plain["data"], registry.data, data_function),
+        "data": lambda: bind_component(problems, "data", plain["data"], registry.data, wrap_data_function),
         "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),
         "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: bind(problems, "hardware", Hardware, plain["hardware"]),
@@ -227,9 +227,9 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = bind_analyses(problems, plain.get("analyses"))
-    _figures(problems, plain.get("figures", {}))
+    _check_figures(problems, plain.get("figures", {}))
     attempt(problems, "", lambda: tracking.check(plain.get("track")))
-    attempt(problems, "", lambda: find_claims(_texts(plain.get("claims"))))
+    attempt(problems, "", lambda: find_claims(_keep_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := find_analysis_card(name).needs) in signature}
     give_up(problems)
@@ -238,7 +238,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     instance = attempt(problems, "", lambda: study.function(**bound, **options))
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= instance.skipped
-    facts = _facts(instance, bound.get("model", {}))
+    facts = _collect_model_facts(instance, bound.get("model", {}))
     recorded = _record(plain["options"], options)
     planned = _plan(keys, instance, facts, recorded, getattr(bound.get("significance"), "budget", False))
     settled = attempt(problems, "", lambda: choose_options(planned, analyses, keys.claims))
@@ -292,12 +292,12 @@ def _record(given: Any, bound: Any) -> Any:
     return bound
 
 
-def _texts(given: Any) -> list[str]:
+def _keep_texts(given: Any) -> list[str]:
     """Of a list its texts: anything else is a problem of the run's keys already."""
     return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
 
 
-def _figures(problems: list[str], given: Any) -> None:
+def _check_figures(problems: list[str], given: Any) -> None:
     """Checks how figures are drawn. What is neither a word nor a mapping is a problem of the run's keys already."""
     if isinstance(given, str | dict):
         settings = read_figure_settings(given)
@@ -306,7 +306,7 @@ def _figures(problems: list[str], given: Any) -> None:
             attempt(problems, "figures.", figures.check)
 
 
-def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
+def _collect_model_facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     from repsim_cli.models.source import describe_model
 
     layers = {reading.label: reading.layers for reading in study.readings}
@@ -314,9 +314,9 @@ def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
 
 
 def _plan(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields, budget: bool) -> Planned:
-    from repsim_cli.engine.record import card_record
+    from repsim_cli.engine.record import make_card_record
 
-    measures = {label: card_record(bound) for label, bound in study.measures.items()}
+    measures = {label: make_card_record(bound) for label, bound in study.measures.items()}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(
@@ -337,7 +337,7 @@ def _resolve_keys(config: DictConfig, problems: list[str]) -> Fields:
     if text := find_unwritable_text(plain):
         raise BadConfig([f"config: text that no file can hold, got '{text}'; use UTF-8 without NUL"])
     keys: Fields = {str(k): v for k, v in plain.items() if k != "experiment"}
-    for path, value in _leaves(keys, ""):
+    for path, value in _list_leaf_values(keys, ""):
         if value == MISSING:
             problems.append(f"{path}: missing; set {path}=VALUE")
     for group in GROUPS:
@@ -346,9 +346,9 @@ def _resolve_keys(config: DictConfig, problems: list[str]) -> Fields:
     return keys
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _list_leaf_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from _list_leaf_values(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value

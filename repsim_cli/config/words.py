@@ -11,7 +11,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, find_model_entry, read_shipped
+from repsim_cli.config.presets import GROUPS, TABLES, describe_group, find_conf_folder, find_model_entry, read_shipped
 
 VALUED = ("--config-dir", "--cfg", "--package", "--info")
 PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
@@ -170,7 +170,7 @@ def check_spelling(words: Sequence[str]) -> None:
         first, *inner = key.split(".")
         if first not in {*_run_keys(), "hydra"}:
             raise BadInput(_say_unknown_key(key, words))
-        if inner and first in SETTINGS and inner[0] not in (known := _keys_of(first)):
+        if inner and first in SETTINGS and inner[0] not in (known := _list_group_keys(first)):
             raise BadInput(f"{key}: unknown key, got {value}; {did_you_mean(inner[0], known)}")
         if key in NAMES and PLAIN_NAMES.fullmatch(value) and value != "null":
             known = NAMES[key]()
@@ -187,14 +187,14 @@ def _say_unknown_name(group: str, name: str) -> str:
     return f"{group}: no such name, got '{name}'; {did_you_mean(name, NAMES[group]())}"
 
 
-def _keys_of(group: str) -> list[str]:
+def _list_group_keys(group: str) -> list[str]:
     """The keys of a group of settings that studies share."""
     from repsim_cli.base import settings  # starts pydantic
 
     return [each.name for each in fields(getattr(settings, SETTINGS[group]))]
 
 
-def hydra_line(error: Exception, overrides: list[str]) -> str:
+def say_hydra_error(error: Exception, overrides: list[str]) -> str:
     """Hydra's message as one line, with the near misses."""
     text = " ".join(str(error).split())
     twice = any(part in text for part in ("Could not append", "Multiple values", "more than once"))
@@ -261,5 +261,5 @@ def _find_given(key: str, overrides: Sequence[str]) -> str:
 
 def _run_keys() -> list[str]:
     """The keys of the default configuration."""
-    content = read_shipped(conf_dir() / "config.yaml")
+    content = read_shipped(find_conf_folder() / "config.yaml")
     return sorted({*content, *GROUPS} - {"defaults", "hydra"})

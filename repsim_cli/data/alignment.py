@@ -17,7 +17,7 @@ from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.files import lines_of
 from repsim_cli.data.labelled import Example, Examples
-from repsim_cli.data.words import NONE, has_letters, words_apart
+from repsim_cli.data.words import NONE, find_spaced_word_spans, has_letters
 
 SAME = "same"  # the rule that words are linked which are equal, upper and lower case alike
 LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -42,7 +42,7 @@ def link(pairs: Sequence[tuple[int, int]], texts: Sequence[Sequence[str]]) -> Li
     """
     worded = {(i, j) for i, j in pairs if has_letters(texts[0][i]) and has_letters(texts[1][j])}
     first, second = (Counter(pair[side] for pair in worded) for side in (0, 1))
-    return _links([(i, j) for i, j in worded if first[i] == second[j] == 1], first, second)
+    return _make_links([(i, j) for i, j in worded if first[i] == second[j] == 1], first, second)
 
 
 def link_equal(texts: Sequence[Sequence[str]]) -> Links:
@@ -56,10 +56,10 @@ def link_equal(texts: Sequence[Sequence[str]]) -> Links:
     place = {word: j for j, word in enumerate(folded[1])}
     alone = [(i, place[word]) for i, word in enumerate(folded[0]) if first[word] == second[word] == 1]
     known = [{number for number, word in enumerate(text) if word in first and word in second} for text in folded]
-    return _links(alone, known[0], known[1])
+    return _make_links(alone, known[0], known[1])
 
 
-def _links(alone: Sequence[tuple[int, int]], first: Collection[int], second: Collection[int]) -> Links:
+def _make_links(alone: Sequence[tuple[int, int]], first: Collection[int], second: Collection[int]) -> Links:
     return Links(np.asarray(sorted(alone), int).reshape(-1, 2), (first, second))
 
 
@@ -73,7 +73,7 @@ class Alignment:
 
     def find(self, number: int, texts: tuple[str, ...]) -> Links:
         """Finds the links of an example, by its number."""
-        words = [[text[a:b] for a, b in words_apart(text)] for text in texts]
+        words = [[text[a:b] for a, b in find_spaced_word_spans(text)] for text in texts]
         if self.source == SAME:
             return link_equal(words)
         line, said = self.lines[number]
@@ -104,13 +104,13 @@ def read_alignment(name: str, pairs: Examples) -> Alignment:
             f"alignment: no such file, got '{name}'; give a file with a line of links per pair, such as 0-0 1-2, or "
             f"'{SAME}' for equal words"
         )
-    alignment = Alignment(name, list(_lines_of_examples(check_readable(file), pairs)))
+    alignment = Alignment(name, list(_read_example_lines(check_readable(file), pairs)))
     for number, example in enumerate(pairs.examples()[0]):
         alignment.find(number, example.texts)
     return alignment
 
 
-def _lines_of_examples(file: Path, pairs: Examples) -> Iterator[tuple[int, str]]:
+def _read_example_lines(file: Path, pairs: Examples) -> Iterator[tuple[int, str]]:
     with lines_of(file) as lines:
         number = 0
         for number, (line, pair) in enumerate(zip_longest(lines, pairs.read()), 1):
@@ -146,7 +146,7 @@ class Aligned(Examples):
         """Sequences with aligned words alone, of the first stretch of each text: the same pairs of words for all
         models. Raises BadInput where no link is left."""
         made = [column.align(tokenizers, extract, seed) for column in self.columns]
-        read = [_words_read(next(iter(of_models.values()))) for of_models in made]
+        read = [_list_read_words(next(iter(of_models.values()))) for of_models in made]
         examples, _ = self.pairs.examples()
         kept: dict[int, Int[np.ndarray, "k 2"]] = {}
         reasons = Counter[str]()
@@ -165,18 +165,18 @@ class Aligned(Examples):
         return {label: _keep(given, kept, self.place, reasons, extract) for label, given in made[self.place].items()}
 
 
-def _firsts(given: Sequences) -> tuple[Int[np.ndarray, " e"], Int[np.ndarray, " e"]]:
+def _find_first_sequences(given: Sequences) -> tuple[Int[np.ndarray, " e"], Int[np.ndarray, " e"]]:
     """Finds the examples, and the first sequence of each."""
     assert given.example is not None
     return np.unique(given.example, return_index=True)
 
 
-def _words_read(given: Sequences) -> dict[int, Int[np.ndarray, " w"]]:
+def _list_read_words(given: Sequences) -> dict[int, Int[np.ndarray, " w"]]:
     """Lists by example the words in its first sequence."""
     assert given.word is not None
     return {
         number: np.setdiff1d(given.word[row], [NONE])
-        for number, row in zip(*(each.tolist() for each in _firsts(given)), strict=True)
+        for number, row in zip(*(each.tolist() for each in _find_first_sequences(given)), strict=True)
     }
 
 
@@ -184,7 +184,7 @@ def _why_not(
     words: Int[np.ndarray, " w"], links: Links, kept: Int[np.ndarray, "k 2"], place: int, text: str
 ) -> Iterator[str]:
     """Says of each word that is read and is no row, why."""
-    spans = words_apart(text).tolist()
+    spans = find_spaced_word_spans(text).tolist()
     for word in np.setdiff1d(words, kept[:, place]).tolist():
         if word in links.alone[:, place]:
             yield PARTNER
@@ -199,7 +199,7 @@ def _keep(
 ) -> Sequences:
     """The first sequences of the examples that have links, with these words alone, which have the positions of those of
     the first text."""
-    numbers, firsts = _firsts(given)
+    numbers, firsts = _find_first_sequences(given)
     some = given.take(firsts[np.isin(numbers, list(kept))])
     assert some.example is not None
     assert some.word is not None

@@ -14,7 +14,7 @@ from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Modality, Sequences, draw
-from repsim_cli.data.files import find_file, text_in
+from repsim_cli.data.files import decode_cell, find_file
 from repsim_cli.data.images import IMAGE_FILES, Patches, arrange_patches
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.table import SUFFIXES, Column, open_table
@@ -88,11 +88,11 @@ def captions(
                 known = ", ".join(map(repr, fields or ()))
                 raise BadInput(f"{where}: no column '{column}', got {known:.160}; set data.{key}")
         assert fields is not None
-        said = text_in(fields[caption], where, caption)
+        said = decode_cell(fields[caption], where, caption)
         if not isinstance(said, str) or not said.strip():
             empty += 1
             continue
-        pictures.append(_picture(fields[image], where, folder))
+        pictures.append(_find_picture(fields[image], where, folder))
         texts.append(Example((said,), None))
     if not pictures:
         raise BadInput(f"{source}: no image with a caption, got {empty} rows without a caption; set data.caption")
@@ -100,7 +100,7 @@ def captions(
     return Captions(tuple(pictures), Examples(lambda: iter([*texts, *left_out]), (), source), source)
 
 
-def _picture(value: Any, where: str, folder: Path) -> Picture:
+def _find_picture(value: Any, where: str, folder: Path) -> Picture:
     """Finds the file of an image, or its content, in what a cell holds."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")

@@ -133,7 +133,7 @@ def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str |
     best: Lines = []
     rank, broken = (False, 0.0, False), ""
     for mark, quoting in ((mark, quoting) for mark in marks for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)):
-        lines, problem = _fields(text, mark, quoting)
+        lines, problem = _parse_delimited_lines(text, mark, quoting)
         if not lines or problem:
             broken = broken or problem
             continue
@@ -149,7 +149,7 @@ def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str |
     return best
 
 
-def _fields(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
+def _parse_delimited_lines(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
     """The lines that are not empty, and where and why reading them failed, or an empty string."""
     before = csv.field_size_limit(LONGEST)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
@@ -163,7 +163,7 @@ def _fields(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
     return lines, ""
 
 
-def json_line(line: str, where: str) -> dict[str, Any]:
+def parse_json_line(line: str, where: str) -> dict[str, Any]:
     """The object in a line of JSON."""
     problem = f"{where}: not JSON"
     with refuse(problem, line.strip()[:40], "one JSON object a line"):
@@ -176,7 +176,7 @@ def json_line(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def json_file(file: Path) -> dict[str, Any]:
+def read_json_file(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     with refuse(f"path: {file.name} cannot be used", file, "fix it"):
         content = json.loads(read(file))
@@ -189,7 +189,7 @@ def read_saved(folder: Path) -> Any:
     """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
     documents = (("state.json", "_data_files"), ("dataset_dict.json", "splits"))
     for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
-        for named in json_file(file).get(key) or ():
+        for named in read_json_file(file).get(key) or ():
             name = named.get("filename") if isinstance(named, dict) else named
             if (place := find_inside(file.parent, name, links=True)) is None:
                 raise BadInput(f"path: {file.name} names a file outside its folder, got '{name}'; write it again")
@@ -200,7 +200,7 @@ def read_saved(folder: Path) -> Any:
     return datasets.load_from_disk(str(folder))
 
 
-def text_in(value: Any, where: str, column: Any) -> Any:
+def decode_cell(value: Any, where: str, column: Any) -> Any:
     """What a cell holds; bytes, as which parquet files may keep text, as the text that they are. Raises BadInput for
     other bytes."""
     if not isinstance(value, bytes):
@@ -224,7 +224,7 @@ def parquet(file: Path) -> Iterator[Any]:
         yield table
 
 
-def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows of an opened file, by column."""
     batches = table.iter_batches(columns=columns)
     while True:
@@ -236,7 +236,7 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
         yield from rows
 
 
-def _array(file: Path, archive: Any, name: str) -> Any:
+def _read_archive_array(file: Path, archive: Any, name: str) -> Any:
     """A member of an opened .npz file. Raises BadInput for Python objects."""
     try:
         return archive[name]
@@ -248,7 +248,7 @@ def _array(file: Path, archive: Any, name: str) -> Any:
         ) from None
 
 
-def npz_arrays(file: Path) -> dict[str, np.ndarray]:
+def read_npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. Nothing is unpickled."""
     with (
         refuse(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
@@ -258,7 +258,7 @@ def npz_arrays(file: Path) -> dict[str, np.ndarray]:
         size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit
         if size > most:
             raise BadInput(f"{file}: larger than memory, got {size / 1e9:.1f} GB for {most / 1e9:.1f} GB; split it")
-        arrays = {name: _array(file, archive, name) for name in archive.files}
+        arrays = {name: _read_archive_array(file, archive, name) for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise BadInput(f"{file}: not an array, got the member '{name}'; write the file again with numpy.savez")

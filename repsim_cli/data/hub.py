@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refuse
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.data.files import parquet, parquet_rows, read_saved
+from repsim_cli.data.files import parquet, read_parquet_rows, read_saved
 from repsim_cli.data.network import check_hub, reach
 
 NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
@@ -32,7 +32,7 @@ class HubTable(NamedTuple):
     revision: str | None = None
 
 
-def hub_records(table: HubTable, split: str) -> Iterator[DataRow]:
+def read_hub_records(table: HubTable, split: str) -> Iterator[DataRow]:
     """The rows of a split. Raises BadInput where the hub cannot be reached and its cache lacks the data."""
     import datasets
 
@@ -40,7 +40,7 @@ def hub_records(table: HubTable, split: str) -> Iterator[DataRow]:
     with reach(table.hub):
         check_hub()
         records = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
-    yield from _records(records, f"{table.hub}, {split}")
+    yield from _convert_records(records, f"{table.hub}, {split}")
 
 
 def read_stored(folder: Path, split: str) -> Iterator[DataRow]:
@@ -53,10 +53,10 @@ def read_stored(folder: Path, split: str) -> Iterator[DataRow]:
         if split not in records:
             raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, map(str, records))}")
         records = records[split]
-    yield from _records(records, str(folder))
+    yield from _convert_records(records, str(folder))
 
 
-def _records(records: Any, source: str) -> Iterator[DataRow]:
+def _convert_records(records: Any, source: str) -> Iterator[DataRow]:
     import datasets
 
     for name, feature in records.features.items():
@@ -66,13 +66,13 @@ def _records(records: Any, source: str) -> Iterator[DataRow]:
         yield DataRow(f"{source} {number}", _name_classes(dict(fields), records.features))
 
 
-def parquet_records(file: Path) -> Iterator[DataRow]:
+def read_parquet_records(file: Path) -> Iterator[DataRow]:
     import datasets
 
     with parquet(file) as table:
         with refuse(f"{file}: its columns cannot be read", file.name, "write it again"):
             features = datasets.Features.from_arrow_schema(table.schema_arrow)
-        for number, fields in enumerate(parquet_rows(file, table)):
+        for number, fields in enumerate(read_parquet_rows(file, table)):
             where = f"{file}, row {number}"
             with refuse(f"{where}: not a row of its columns", str(fields)[:60], "write it again"):
                 named = _name_classes(fields, features)

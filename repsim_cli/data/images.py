@@ -16,8 +16,8 @@ from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
-from repsim_cli.data.files import find_file, npz_arrays
-from repsim_cli.data.hub import DataRow, HubTable, hub_records, parquet_records
+from repsim_cli.data.files import find_file, read_npz_arrays
+from repsim_cli.data.hub import DataRow, HubTable, read_hub_records, read_parquet_records
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_HUB = HubTable("uoft-cs/cifar10", "plain_text")
@@ -155,7 +155,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
     split: which images are read, where the hub or a folder has both.
     """
     if path is None:
-        return Images(lambda: _decode(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
+        return Images(lambda: _decode(read_hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
     place = expand_path(path)
     if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_is_pickled, (place, place / "test_batch"))):
         raise BadInput(
@@ -166,7 +166,11 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
         files = [find_file(str(place / name), (".bin",)) for name in CIFAR10_FILES[split]]
     else:
         files = [find_file(path, (".bin", ".npz", ".parquet"))]
-    readers = {".npz": _arrays, ".parquet": lambda file: _decode(parquet_records(file)), ".bin": _binary}
+    readers = {
+        ".npz": _read_array_pixels,
+        ".parquet": lambda file: _decode(read_parquet_records(file)),
+        ".bin": _read_binary_pixels,
+    }
 
     def read() -> Pixels:
         parts = [readers[file.suffix](file) for file in files]
@@ -174,7 +178,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
 
     # now: everything that is quick to read, and the first image of files that must be decoded
     for file in files:
-        _decode(islice(parquet_records(file), 1)) if file.suffix == ".parquet" else readers[file.suffix](file)
+        _decode(islice(read_parquet_records(file), 1)) if file.suffix == ".parquet" else readers[file.suffix](file)
     return Images(read, CIFAR10, str(place))
 
 
@@ -185,7 +189,7 @@ def _is_pickled(file: Path) -> bool:
         return stream.read(1) == b"\x80"
 
 
-def _binary(file: Path) -> Pixels:
+def _read_binary_pixels(file: Path) -> Pixels:
     size = file.stat().st_size
     if not size or size % RECORD:
         raise BadInput(f"{file}: not the binary version, got {size} bytes; a whole number of records of {RECORD}")
@@ -193,21 +197,21 @@ def _binary(file: Path) -> Pixels:
     return _check(records[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), records[:, 0], file)
 
 
-def _arrays(file: Path) -> Pixels:
-    arrays = npz_arrays(file)
-    images, labels = (_column(arrays, COLUMNS[what], file) for what in ("images", "labels"))
+def _read_array_pixels(file: Path) -> Pixels:
+    arrays = read_npz_arrays(file)
+    images, labels = (_take_column(arrays, COLUMNS[what], file) for what in ("images", "labels"))
     return _check(images, labels, file, arrays.get("label_names", np.array(CIFAR10)).ravel().tolist())
 
 
 def _decode(records: Iterable[DataRow]) -> Pixels:
     images, codes, where = [], [], "data"
     for where, fields in records:
-        images.append(_image(_column(fields, COLUMNS["images"], where), where))
-        codes.append(_code(str(_column(fields, COLUMNS["labels"], where)), where))
+        images.append(_decode_image(_take_column(fields, COLUMNS["images"], where), where))
+        codes.append(_find_label_code(str(_take_column(fields, COLUMNS["labels"], where)), where))
     return _check(np.array(images), np.array(codes), where)
 
 
-def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
+def _decode_image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
     """An image file in memory, as the hub stores it. Its size is read before its pixels, which may not fit."""
     import PIL.Image
 
@@ -226,14 +230,14 @@ def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
         return np.asarray(opened.convert("RGB"))
 
 
-def _column(fields: dict[str, Any], names: tuple[str, ...], where: Any) -> Any:
+def _take_column(fields: dict[str, Any], names: tuple[str, ...], where: Any) -> Any:
     for name in names:
         if name in fields:
             return fields[name]
     raise BadInput(f"{where}: no column '{names[0]}', got {', '.join(fields)}; name it {' or '.join(names)}")
 
 
-def _code(name: str, where: str) -> int:
+def _find_label_code(name: str, where: str) -> int:
     if name not in CIFAR10:
         raise BadInput(f"{where}: unknown label, got '{name}'; {did_you_mean(name, CIFAR10)}")
     return CIFAR10.index(name)
@@ -254,5 +258,7 @@ def _check(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[An
     unknown = (codes < 0) | (codes >= len(names))
     if unknown.any():
         raise BadInput(f"{where}: unknown label, got {codes[unknown][0]}; labels go from 0 to {len(names) - 1}")
-    meant = np.array([_code(str(name), str(where)) if number in codes else -1 for number, name in enumerate(names)])
+    meant = np.array(
+        [_find_label_code(str(name), str(where)) if number in codes else -1 for number, name in enumerate(names)]
+    )
     return Pixels(images, meant[codes])

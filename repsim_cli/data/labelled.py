@@ -17,12 +17,12 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
-from repsim_cli.data.files import find_file, text_in
-from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, hub_records
+from repsim_cli.data.files import decode_cell, find_file
+from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, read_hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
-from repsim_cli.data.records import file_records
-from repsim_cli.data.words import WordTally, align, cut_common_stretches, make_text_passage, words_in
+from repsim_cli.data.records import read_file_records
+from repsim_cli.data.words import WordTally, align, cut_common_stretches, find_word_spans, make_text_passage
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
@@ -154,7 +154,7 @@ class Examples(Data):
     source: str
     chat: bool = False
     public: bool = False
-    find: Callable[[str], Int[np.ndarray, "w 2"]] = words_in
+    find: Callable[[str], Int[np.ndarray, "w 2"]] = find_word_spans
 
     def keep(self) -> "Examples":
         """The same examples, read when first needed and then kept."""
@@ -229,7 +229,7 @@ class Examples(Data):
         }
 
 
-def _examples(
+def _open_examples(
     format: Format,
     path: str | None,
     split: str,
@@ -244,10 +244,12 @@ def _examples(
 
     def records() -> Iterator[DataRow]:
         if path is not None:
-            return file_records(_file(format, path, split), columns or format.header, given=columns is not None)
+            return read_file_records(
+                _find_split_file(format, path, split), columns or format.header, given=columns is not None
+            )
         if isinstance(format.hub, HubTable):
-            return hub_records(format.hub, split)
-        return file_records(download(f"{format.hub}/{format.files[split]}"), (), kind=format.files[split])
+            return read_hub_records(format.hub, split)
+        return read_file_records(download(f"{format.hub}/{format.files[split]}"), (), kind=format.files[split])
 
     expected = ",".join(names[0] for names in (*format.texts, format.label))
 
@@ -256,10 +258,10 @@ def _examples(
             if not record.fields:
                 yield "missing or surplus columns"
                 continue
-            texts = tuple(_column(record, names, expected) for names in format.texts)
-            label = _column(record, format.label) if _has(record, format.label) else None
+            texts = tuple(_read_first_column(record, names, expected) for names in format.texts)
+            label = _read_first_column(record, format.label) if _has(record, format.label) else None
             if chosen(record):
-                yield _example(record, texts, label, spelled)
+                yield _make_example(record, texts, label, spelled)
 
     if path is not None:
         next((example for example in read() if isinstance(example, Example)), None)
@@ -278,7 +280,9 @@ def _spell(format: Format, labels: Spelled) -> dict[str, str]:
     return {name: name for name in format.labels} | given
 
 
-def _example(record: DataRow, texts: tuple[str, ...], label: str | None, spelled: Mapping[str, str]) -> Example | str:
+def _make_example(
+    record: DataRow, texts: tuple[str, ...], label: str | None, spelled: Mapping[str, str]
+) -> Example | str:
     """The example, or the reason why it is left out."""
     if not all(text.strip() for text in texts):
         return "an empty text"
@@ -293,7 +297,7 @@ def _example(record: DataRow, texts: tuple[str, ...], label: str | None, spelled
     return Example(texts, None if label is None else spelled[label], *tags)
 
 
-def _file(format: Format, path: str, split: str) -> Path:
+def _find_split_file(format: Format, path: str, split: str) -> Path:
     """The path, or the official file of the split where it is a folder."""
     folder = expand_path(path)
     return find_file(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
@@ -303,11 +307,11 @@ def _has(record: DataRow, names: tuple[str, ...]) -> bool:
     return any(name in record.fields for name in names)
 
 
-def _column(record: DataRow, names: tuple[str, ...], expected: str = "...") -> str:
+def _read_first_column(record: DataRow, names: tuple[str, ...], expected: str = "...") -> str:
     """The value of the first of these columns that exists. expected: all columns, for the message."""
     for name in names:
         if name in record.fields:
-            value = text_in(record.fields[name], record.where, name)
+            value = decode_cell(record.fields[name], record.where, name)
             if isinstance(value, dict | list):
                 raise BadInput(f"{record.where}: column '{name}' is not text, got {value!r:.60}; write text")
             return "" if value is None else str(value)
@@ -336,7 +340,7 @@ def _make_official_reader(name: str, default: str) -> Callable[..., Examples]:
         columns: the names of the columns of a file without a header; null: those of the official files.
         labels: {TEXT IN THE FILE: NAME OF THE LABEL}, for files that write labels in another way.
         """
-        return _examples(format, path, split, columns, labels)
+        return _open_examples(format, path, split, columns, labels)
 
     return read_labelled
 
@@ -369,11 +373,11 @@ def hans(
     """
     choose_subcases(heuristics, subcases)
     wanted = {"heuristic": heuristics, "subcase": subcases}
-    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_has_wanted_values, wanted))
+    return _open_examples(FORMATS["hans"], path, split, columns, labels, partial(_has_wanted_values, wanted))
 
 
 def _has_wanted_values(wanted: Mapping[str, list[str] | None], record: DataRow) -> bool:
-    return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())
+    return all(names is None or _read_first_column(record, (column,)) in names for column, names in wanted.items())
 
 
 def choose_subcases(heuristics: list[str] | None, subcases: list[str] | None) -> list[str]:

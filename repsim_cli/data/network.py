@@ -66,7 +66,7 @@ def check_hub() -> None:
         raise ConnectionError(why)
 
 
-def local_only() -> bool:
+def must_use_downloads() -> bool:
     """Whether the hub's library has to use what it downloaded before."""
     return is_offline() or say_why_unreachable() is not None
 

@@ -115,7 +115,7 @@ def overlap_hans(
 
     def draw(random: Random, number: int) -> Example:
         subcase = chosen[number % len(chosen)]
-        return Example(_pair(random, subcase), names[subcase[1] == "n"], HEURISTIC[subcase], subcase)
+        return Example(_draw_pair(random, subcase), names[subcase[1] == "n"], HEURISTIC[subcase], subcase)
 
     return Examples(
         lambda: _draw_unseen(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}", public=True
@@ -149,12 +149,15 @@ def overlap_nli(
     every = tuple(choose_subcases(heuristics, None))
     source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
     return Examples(
-        lambda: iter(_nli(split, examples, seed, exceptions, details, every)), NLI_LABELS, source, public=True
+        lambda: iter(_draw_nli_pairs(split, examples, seed, exceptions, details, every)),
+        NLI_LABELS,
+        source,
+        public=True,
     )
 
 
 @lru_cache(maxsize=4)  # models of a run, and the jobs of a sweep, are trained on the same pairs
-def _nli(
+def _draw_nli_pairs(
     split: Split, examples: int, seed: int, exceptions: float, details: float, every: tuple[str, ...]
 ) -> tuple[Example, ...]:
     """The pairs of `overlap_nli`, with premises of these subcases."""
@@ -164,11 +167,11 @@ def _nli(
         label = NLI_LABELS[number % len(NLI_LABELS)]
         exception = label == "neutral" and random.random() < exceptions
         subcase = random.choice(by_label["n"] if exception else every if label == "neutral" else by_label["e"])
-        premise, hypothesis = _pair(random, subcase)
+        premise, hypothesis = _draw_pair(random, subcase)
         if label == "entailment" and random.random() < RESTATED:
             premise = hypothesis
         if not exception:
-            hypothesis = _sentence(_change(random, premise, hypothesis, label, details))
+            hypothesis = _write_sentence(_change_hypothesis(random, premise, hypothesis, label, details))
         return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
 
     return tuple(_draw_unseen(draw, split, examples, seed))
@@ -184,14 +187,14 @@ def _draw_unseen(draw: Callable[[Random, int], Example], split: Split, examples:
         yield example
 
 
-def _pair(random: Random, subcase: str) -> tuple[str, str]:
+def _draw_pair(random: Random, subcase: str) -> tuple[str, str]:
     """A premise and a hypothesis, in the construction of the subcase."""
-    slots = _slots(random)
+    slots = _draw_slot_words(random)
     premise, hypothesis = random.choice(PATTERNS[subcase])
-    return _sentence(premise.format(**slots)), _sentence(hypothesis.format(**slots))
+    return _write_sentence(premise.format(**slots)), _write_sentence(hypothesis.format(**slots))
 
 
-def _slots(random: Random) -> dict[str, str]:
+def _draw_slot_words(random: Random) -> dict[str, str]:
     """Words for every slot of the patterns."""
     slots = {name: random.choice(words) for name, words in WORDS.items()}
     slots["v"], slots["w"], u = random.sample(WORDS["v"], 3)
@@ -208,14 +211,14 @@ def _slots(random: Random) -> dict[str, str]:
     return slots
 
 
-def _sentence(words: str) -> str:
+def _write_sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]} ."
 
 
-def _change(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
+def _change_hypothesis(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
     """The hypothesis for this label: negated, with a word that the premise lacks, or unchanged. In some of the latter
     two, "someone" replaces a person of the premise."""
-    words, known = _words(hypothesis), _words(premise)
+    words, known = _split_sentence(hypothesis), _split_sentence(premise)
     if label == "contradiction":
         words.insert(next(place for place, word in enumerate(words) if word in VERBS), "never")
     elif label == "neutral" and random.random() < details:
@@ -230,5 +233,5 @@ def _change(random: Random, premise: str, hypothesis: str, label: str, details: 
     return " ".join(words)
 
 
-def _words(sentence: str) -> list[str]:
+def _split_sentence(sentence: str) -> list[str]:
     return sentence.lower().split()[:-1]

@@ -88,7 +88,7 @@ class Text(Data):
                 first += len(passage.words)
 
 
-def separator_id(tokenizer: Any, separator: str) -> int | None:
+def find_separator_id(tokenizer: Any, separator: str) -> int | None:
     """The id that precedes each document; None without a separator, or where `auto` finds none."""
     if separator == "none":
         return None
@@ -110,7 +110,7 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
 
     Documents are joined, each after a separator, and cut every `length` tokens; the tail is padded.
     """
-    joint = separator_id(tokenizer, separator)
+    joint = find_separator_id(tokenizer, separator)
     rows: list[np.ndarray] = []
     pending = np.empty((3, 0), np.int64)
     documents = 0

@@ -14,7 +14,7 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.table import Column, table
-from repsim_cli.data.words import words_apart
+from repsim_cli.data.words import find_spaced_word_spans
 
 EMPTY = "an empty text"
 NEEDED = "examples of two texts are needed"
@@ -44,7 +44,7 @@ class Parallel(Data):
         made = {name: self._column(place) for place, name in enumerate(self.names)}
         if self.alignment is None:
             return made
-        first, second = (replace(column, find=words_apart) for column in made.values())
+        first, second = (replace(column, find=find_spaced_word_spans) for column in made.values())
         more: dict[str, Any] = {"pairs": self.pairs, "columns": (first, second), "alignment": self.alignment}
         return {
             name: Aligned(**{each.name: getattr(column, each.name) for each in fields(Examples)}, place=place, **more)
@@ -129,7 +129,7 @@ def _of_examples(pairs: Data | None) -> Examples:
 
 
 def _pair_lines(first: str, second: str) -> Examples:
-    files = [_text_file(name) for name in (first, second)]
+    files = [_find_text_file(name) for name in (first, second)]
 
     def read() -> Iterator[Example | str]:
         with lines_of(files[0]) as left, lines_of(files[1]) as right:
@@ -145,7 +145,7 @@ def _pair_lines(first: str, second: str) -> Examples:
     return examples
 
 
-def _text_file(name: str) -> Path:
+def _find_text_file(name: str) -> Path:
     """Finds a file of lines. Raises BadInput for a table: its lines are no texts."""
     file = find_file(name, (Path(name).suffix,))
     if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.files import json_line, lines_of
-from repsim_cli.data.hub import DataRow, parquet_records
+from repsim_cli.data.files import lines_of, parse_json_line
+from repsim_cli.data.hub import DataRow, read_parquet_records
 
 
-def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[DataRow]:
+def read_file_records(
+    file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None
+) -> Iterator[DataRow]:
     """The rows of a local file, by column; a row with too few or too many fields has none.
 
     columns: of a file without a header. A first line that names them all is taken as a header, unless the user gave
@@ -19,11 +21,11 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
     """
     name = kind or file.name
     if name.endswith(".parquet"):
-        yield from parquet_records(file)
+        yield from read_parquet_records(file)
     elif name.endswith((".jsonl", ".jsonl.zst")):
-        yield from _json_lines(file)
+        yield from _read_json_records(file)
     else:
-        rows = _table(file, quoted=name.endswith(".csv"), parts=len(columns) if given else 0)
+        rows = _split_table_lines(file, quoted=name.endswith(".csv"), parts=len(columns) if given else 0)
         header = tuple(columns)
         for number, row in rows:
             if not header or (number == 1 and not given and set(header) <= set(row)):
@@ -33,7 +35,7 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
             yield DataRow(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
 
 
-def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
+def _split_table_lines(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields): comma-separated with quotes, or tab-separated with quotes kept."""
     with lines_of(file) as lines:
         if quoted:
@@ -50,8 +52,8 @@ def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str
                     yield number, text.split(" ", parts - 1) if spaced else text.split("\t")
 
 
-def _json_lines(file: Path) -> Iterator[DataRow]:
+def _read_json_records(file: Path) -> Iterator[DataRow]:
     with lines_of(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"{file}, line {number}"
-            yield DataRow(where, json_line(line, where))
+            yield DataRow(where, parse_json_line(line, where))

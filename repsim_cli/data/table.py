@@ -10,8 +10,8 @@ from pydantic import Field
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
-from repsim_cli.data.files import decode, find_file, json_line, lines_of, read_delimited, text_in
-from repsim_cli.data.hub import HubTable, hub_records, parquet_records, read_stored
+from repsim_cli.data.files import decode, decode_cell, find_file, lines_of, parse_json_line, read_delimited
+from repsim_cli.data.hub import HubTable, read_hub_records, read_parquet_records, read_stored
 from repsim_cli.data.labelled import Example, Examples
 
 DELIMITED = (".csv", ".tsv", ".txt")
@@ -71,7 +71,7 @@ def table(  # noqa: PLR0913 - keys of YAML
     columns = {"text": text, "second": second, "label": label, "group": group, "id": id}
     given = {key: column for key, column in columns.items() if column is not None}
     source, rows = open_table(path, given, header, delimiter, encoding, split, subset)
-    read = list(_examples(rows, given))
+    read = list(_make_row_examples(rows, given))
     if groups is not None:
         known = {example.group for example in read if isinstance(example, Example)}
         for name in groups:
@@ -88,13 +88,13 @@ def table(  # noqa: PLR0913 - keys of YAML
     return examples
 
 
-def _examples(rows: Iterator[Row], columns: dict[str, Column]) -> Iterator[Example | str]:
+def _make_row_examples(rows: Iterator[Row], columns: dict[str, Column]) -> Iterator[Example | str]:
     """Every example, or the reason why it is left out."""
     for row in rows:
         if row.fields is None:
             yield "missing or surplus columns"
             continue
-        given = {key: _value(row, key, column) for key, column in columns.items()}
+        given = {key: _read_column_text(row, key, column) for key, column in columns.items()}
         texts = tuple(given[key] for key in ("text", "second") if key in given)
         empty = next((key for key in ("label", "group", "id") if given.get(key) == ""), None)
         if not all(text.strip() for text in texts):
@@ -105,7 +105,7 @@ def _examples(rows: Iterator[Row], columns: dict[str, Column]) -> Iterator[Examp
             yield Example(texts, given.get("label", given.get("group")), group=given.get("group"), id=given.get("id"))
 
 
-def _value(row: Row, key: str, column: Column) -> str:
+def _read_column_text(row: Row, key: str, column: Column) -> str:
     """The text in a column. Raises BadInput where there is no such column, or no text in it."""
     assert row.fields is not None
     if column not in row.fields:
@@ -114,7 +114,7 @@ def _value(row: Row, key: str, column: Column) -> str:
             f"{row.where}: no column '{column}', got {', '.join(map(repr, known)):.160}; set data.{key} to a name, or "
             "to a number from 0 where the file has no header"
         )
-    value = text_in(row.fields[column], row.where, column)
+    value = decode_cell(row.fields[column], row.where, column)
     if isinstance(value, dict | list):
         raise BadInput(f"{row.where}: column '{column}' is not text, got {value!r:.60}; set data.{key}")
     return "" if value is None else str(value).strip() if key not in ("text", "second") else str(value)
@@ -135,7 +135,7 @@ def open_table(
         return f"{path}, {split}", (Row(*record) for record in read_stored(place, split))
     if not place.exists() and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not place.suffix:
         name = f"{path}, {subset}" if subset else path
-        return f"{name}, {split}", (Row(*record) for record in hub_records(HubTable(path, subset), split))
+        return f"{name}, {split}", (Row(*record) for record in read_hub_records(HubTable(path, subset), split))
     file = find_file(path, SUFFIXES)
     if file.name.endswith(DELIMITED):
         text, code = decode(file, encoding)
@@ -144,8 +144,8 @@ def open_table(
         rows = _read_delimited(file, text, by_name, headed, delimiter)
         return str(path) if code.startswith("utf-8") else f"{path} ({code})", rows
     if file.name.endswith(".parquet"):
-        return str(path), (Row(*record) for record in parquet_records(file))
-    return str(path), _json_lines(file)
+        return str(path), (Row(*record) for record in read_parquet_records(file))
+    return str(path), _read_json_rows(file)
 
 
 def _read_delimited(file: Path, text: str, names: list[str], headed: bool, delimiter: str | None) -> Iterator[Row]:
@@ -159,9 +159,9 @@ def _read_delimited(file: Path, text: str, names: list[str], headed: bool, delim
         yield Row(f"{file}, line {number}", by_name if len(fields) == wide else None)
 
 
-def _json_lines(file: Path) -> Iterator[Row]:
+def _read_json_rows(file: Path) -> Iterator[Row]:
     with lines_of(file) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{file}, line {number}"
-                yield Row(where, json_line(line, where))
+                yield Row(where, parse_json_line(line, where))

@@ -12,10 +12,10 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
-from repsim_cli.data.files import find_file, json_line, lines_of, parquet, parquet_rows, text_in
+from repsim_cli.data.files import decode_cell, find_file, lines_of, parquet, parse_json_line, read_parquet_rows
 from repsim_cli.data.network import check_hub
 from repsim_cli.data.packing import Spans, Text
-from repsim_cli.data.records import file_records
+from repsim_cli.data.records import read_file_records
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
 SPLITS: dict[str, Callable[[int], bool]] = {
@@ -80,7 +80,7 @@ def embedded_text(
 
     def documents() -> Generator[str, None, None]:
         order = np.random.default_rng(0)
-        for index, text in enumerate(_jargon()):
+        for index, text in enumerate(_read_jargon()):
             if SPLITS[split](index):
                 yield " ".join(order.permutation(text.split())) if shuffle_words else text
 
@@ -89,7 +89,7 @@ def embedded_text(
 
 
 @cache
-def _jargon() -> list[str]:
+def _read_jargon() -> list[str]:
     """The entries of the text that ships, of which every pass takes a part."""
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
     return [*read(file, "text", "document")]
@@ -138,17 +138,17 @@ def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
         with lines_of(file) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _field(line, column, f"{file}, line {number}")
+                    yield _read_text_field(line, column, f"{file}, line {number}")
 
 
 def read_spans(file: Path, column: str, spans: str) -> Iterator[tuple[str, Spans]]:
     """The texts of a file of records that hold any, each with its spans."""
-    for record in file_records(file):
+    for record in read_file_records(file):
         for key, name in (("column", column), ("spans", spans)):
             if name not in record.fields:
                 known = ", ".join(record.fields) or "none"
                 raise BadInput(f"{record.where}: no column '{name}', got {known}; set data.{key}")
-        text, marks = text_in(record.fields[column], record.where, column), record.fields[spans] or []
+        text, marks = decode_cell(record.fields[column], record.where, column), record.fields[spans] or []
         if isinstance(text, str) and text.strip():
             end = 0
             for mark in marks if isinstance(marks, list) else [marks]:
@@ -165,8 +165,8 @@ def _is_span(mark: Any) -> bool:
     return isinstance(mark, list) and len(mark) == 2 and all(type(place) is int for place in mark)
 
 
-def _field(line: str, column: str, where: str) -> str:
-    record = json_line(line, where)
+def _read_text_field(line: str, column: str, where: str) -> str:
+    record = parse_json_line(line, where)
     if column not in record:
         raise BadInput(f"{where}: no column '{column}', got {', '.join(record) or 'none'}; set data.column")
     if not isinstance(record[column], str):
@@ -202,9 +202,9 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not any(is_kind(kind) for is_kind in _list_text_tests(pyarrow.types)):
             raise BadInput(f"{file}: column '{column}' is not text, got {kinds[column]}; set data.column")
-        for number, row in enumerate(parquet_rows(file, table, [column])):
+        for number, row in enumerate(read_parquet_rows(file, table, [column])):
             if row[column] is not None:
-                yield text_in(row[column], f"{file}, row {number}", column)
+                yield decode_cell(row[column], f"{file}, row {number}", column)
 
 
 def _list_text_tests(types: Any) -> list[Callable[[Any], bool]]:

@@ -15,7 +15,7 @@ from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.files import find_file, lines_of
-from repsim_cli.data.hub import HubTable, hub_records
+from repsim_cli.data.hub import HubTable, read_hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import read
@@ -101,7 +101,7 @@ class Treebank(Data):
         return align(made, tokenizers, extract, tally, self.source, len(sentences))
 
 
-def _treebank(
+def _open_treebank(
     path: str | None,
     split: str,
     files: dict[str, str],
@@ -135,14 +135,14 @@ def ptb(*, path: str | None = None, split: Split = "validation", column: str = "
     split: which sentences are read, where the hub or a folder has all.
     column: the field of .jsonl, or the column of .parquet, that holds the sentence.
     """
-    return _treebank(
+    return _open_treebank(
         path,
         split,
         PTB_FILES,
         (".txt", ".jsonl", ".jsonl.zst", ".parquet"),
         PTB_HUB.hub,
         lambda file: (list(map(Word, line.split())) for line in read(file, column, "line")),
-        lambda: (list(map(Word, record.fields[column].split())) for record in hub_records(PTB_HUB, split)),
+        lambda: (list(map(Word, record.fields[column].split())) for record in read_hub_records(PTB_HUB, split)),
     )
 
 
@@ -154,7 +154,7 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
     split: which sentences are read, where the repository or a folder has all.
     words: `surface`: words as they are written (`don't`); `syntactic`: their parts (`do`, `n't`).
     """
-    return _treebank(
+    return _open_treebank(
         path,
         split,
         EWT_FILES,

@@ -29,7 +29,7 @@ _APART = re.compile(r"\S+")  # what str.split finds, as the programs that align 
 _INNER = regex.compile(r"[^\p{P}\p{S}](?:.*[^\p{P}\p{S}])?")
 
 
-def words_in(text: str) -> Int[np.ndarray, "w 2"]:
+def find_word_spans(text: str) -> Int[np.ndarray, "w 2"]:
     """The words of a text by the default rules of Unicode (UAX 29): their first character, and the one behind the last.
 
     A segment is a word if it has a letter or a digit: `don't`, `3.14` and `e.g` are words, punctuation and emoji are
@@ -37,7 +37,7 @@ def words_in(text: str) -> Int[np.ndarray, "w 2"]:
     dictionary.
 
     >>> text = "3.14 isn't (a) word"
-    >>> [text[a:b] for a, b in words_in(text)]
+    >>> [text[a:b] for a, b in find_word_spans(text)]
     ['3.14', "isn't", 'a', 'word']
     """
     cuts = [0, *(match.start() for match in _BOUNDARY.finditer(text)), len(text)]
@@ -45,12 +45,12 @@ def words_in(text: str) -> Int[np.ndarray, "w 2"]:
     return np.asarray(spans, int).reshape(-1, 2)
 
 
-def words_apart(text: str) -> Int[np.ndarray, "w 2"]:
+def find_spaced_word_spans(text: str) -> Int[np.ndarray, "w 2"]:
     """The words of a text that white space separates, as programs that align words number them, each without the
     punctuation around it (a word of punctuation alone as it is): its first character, and the one behind the last.
 
     >>> text = '"Well-known," (e.g.) 3.5 % - no'
-    >>> [text[a:b] for a, b in words_apart(text)]
+    >>> [text[a:b] for a, b in find_spaced_word_spans(text)]
     ['Well-known', 'e.g', '3.5', '%', '-', 'no']
     """
     found = (each.span() for each in _APART.finditer(text))
@@ -107,7 +107,10 @@ def make_sentence_passage(document: int, words: Sequence[str]) -> Passage:
 
 
 def make_text_passage(
-    document: int, texts: tuple[str, ...], first: int = 0, find: Callable[[str], Int[np.ndarray, "w 2"]] = words_in
+    document: int,
+    texts: tuple[str, ...],
+    first: int = 0,
+    find: Callable[[str], Int[np.ndarray, "w 2"]] = find_word_spans,
 ) -> Passage:
     """A text or a pair of texts, with the words that are found in it."""
     behind = np.cumsum([0, *(len(text) + 1 for text in texts)])
@@ -159,14 +162,14 @@ def tokenize_passages(tokenizer: Any, passages: Sequence[Passage]) -> list[Piece
         if len(passage.texts) == 2:
             second = np.asarray([number == 1 for number in given.sequence_ids(i)])
             spans = spans + np.where(second, len(passage.texts[0]) + 1, 0)[:, None]
-        word, lost, order = _words(spans, added, passage.words)
+        word, lost, order = _assign_tokens_to_words(spans, added, passage.words)
         segment = np.zeros_like(ids) if segments is None else np.asarray(segments[i])
         tokens = np.stack([ids, word, segment]).astype(np.int32)
         stretches.append(Pieces(tokens, segments is not None, lost, order))
     return stretches
 
 
-def _words(
+def _assign_tokens_to_words(
     spans: Int[np.ndarray, "s 2"], added: Bool[np.ndarray, " s"], words: Int[np.ndarray, "w 2"]
 ) -> tuple[Int[np.ndarray, " s"], dict[int, str], bool]:
     """The word of every token, the words that cannot be told apart, and whether the pieces are in order."""
@@ -215,7 +218,7 @@ def cut_common_stretches(
             raise BadInput(
                 f"extract.length: too short for {extra} special tokens and a word of '{label}', got {length}; raise it"
             )
-    for some in _batch(passages, tally):
+    for some in _batch_passages(passages, tally):
         tokenized = [tokenize_passages(tokenizer, some) for tokenizer in tokenizers.values()]
         for passage, given in zip(some, zip(*tokenized, strict=True), strict=True):
             made = [(passage, list(given))]
@@ -231,7 +234,7 @@ def cut_common_stretches(
             yield from _drop_lost(made, tally, whole)
 
 
-def _batch(passages: Iterable[Passage], tally: WordTally) -> Iterator[list[Passage]]:
+def _batch_passages(passages: Iterable[Passage], tally: WordTally) -> Iterator[list[Passage]]:
     """The passages with words, some at a time."""
     some: list[Passage] = []
     size = 0
@@ -250,7 +253,7 @@ def _batch(passages: Iterable[Passage], tally: WordTally) -> Iterator[list[Passa
 
 def _drop_lost(parts: Sequence[tuple[Passage, list[Pieces]]], tally: WordTally, whole: bool) -> Iterator[Stretch]:
     """The parts of a passage without what some tokenizer loses."""
-    reason = next(filter(None, (_problem(pieces, whole) for _, some in parts for pieces in some)), None)
+    reason = next(filter(None, (_say_why_left_out(pieces, whole) for _, some in parts for pieces in some)), None)
     if reason is not None:
         tally.dropped[reason] += 1
         tally.lost += sum(len(passage.words) for passage, _ in parts)
@@ -259,7 +262,7 @@ def _drop_lost(parts: Sequence[tuple[Passage, list[Pieces]]], tally: WordTally, 
         yield Stretch(passage, some, {word: reason for pieces in some for word, reason in pieces.lost.items()})
 
 
-def _problem(pieces: Pieces, whole: bool) -> str | None:
+def _say_why_left_out(pieces: Pieces, whole: bool) -> str | None:
     """Why a passage is left out, if it is."""
     if whole and pieces.lost:
         return TWO if TWO in pieces.lost.values() else LOST

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import save
 from torch import Tensor
 
-from repsim_cli.activations.places import row_identities, row_places
+from repsim_cli.activations.places import list_row_identities, list_row_places
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
@@ -101,7 +101,7 @@ def find_nearest(comparison: Comparison, rows: Sequence[Tensor], measure: str) -
     documents = None if documents is None else torch.unique(documents[:n], return_inverse=True)[1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasureWarning)  # of fewer rows than the run's
-        found = {"nearest": torch.stack([_nearest(x, documents) for x in some])}
+        found = {"nearest": torch.stack([_index_nearest_rows(x, documents) for x in some])}
         if measure:
             bound = restrict_to_other_documents(comparison.measures[measure], documents)
             assert isinstance(bound, OfHsic)
@@ -109,7 +109,7 @@ def find_nearest(comparison: Comparison, rows: Sequence[Tensor], measure: str) -
     return {name: part.cpu() for name, part in found.items()}
 
 
-def _nearest(x: Float[Tensor, "n d"], documents: Documents | None) -> Int[Tensor, "n k"]:
+def _index_nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None) -> Int[Tensor, "n k"]:
     try:
         return find_neighbours(x, k=NEAREST, documents=documents).lists.T.to(torch.int16)
     except Degenerate:
@@ -199,9 +199,9 @@ def describe(comparison: Comparison, sequences: Mapping[str, Sequences], n: int,
     of_text = _is_of_text(comparison, given)
     texts, identities = [], None
     if given is not None and of_text:
-        tokens = row_identities(given, extract)
+        tokens = list_row_identities(given, extract)
         identities = None if tokens is None else tokens[numbers]
-        if _keeps_texts(comparison):
+        if _may_keep_texts(comparison):
             texts = list_row_passages(given, comparison.tokenizers[label], extract, numbers)
         elif identities is not None:  # numbers of the vocabulary could be read as text
             identities = np.unique(identities, return_inverse=True)[1]
@@ -222,17 +222,17 @@ def _is_of_text(extraction: Extraction, given: Sequences | None) -> bool:
     return given is not None and given.inputs.ndim == 2 and extraction.data.modality == "text"
 
 
-def _keeps_texts(extraction: Extraction) -> bool:
+def _may_keep_texts(extraction: Extraction) -> bool:
     return extraction.extract.keep_texts or extraction.data.public
 
 
-def texts_of_rows(
+def list_row_texts(
     extraction: Extraction, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
 ) -> list[str] | None:
     """Gives each of these rows of the run its text, `before [token] behind` where it is of a part of a sequence; None
     where rows have no text, or it may not be kept."""
     label, given = next(iter(sequences.items()), ("", None))
-    if given is None or not _is_of_text(extraction, given) or not _keeps_texts(extraction):
+    if given is None or not _is_of_text(extraction, given) or not _may_keep_texts(extraction):
         return None
     tokenizer, found = extraction.tokenizers[label], [""] * len(numbers)
     for passage in list_row_passages(given, tokenizer, extraction.extract, numbers):
@@ -255,7 +255,7 @@ def list_row_passages(
 ) -> list[dict[str, Any]]:
     """Lists the sequences that these rows of the run stand in: their tokens as text, and the row of each, -1 for those
     of none. All pieces of a word have its row, and all tokens of a pooled sequence."""
-    places = row_places(sequences, extract)[numbers]
+    places = list_row_places(sequences, extract)[numbers]
     found = []
     for sequence in dict.fromkeys(places[:, 0].tolist()):
         mine = np.flatnonzero(places[:, 0] == sequence)

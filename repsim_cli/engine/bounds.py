@@ -11,7 +11,7 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.base.planning import note_unfit
 from repsim_cli.base.settings import WORDS, Extract, Hardware
 from repsim_cli.data.base import Data
-from repsim_cli.models.sizes import describe_placement, resident_bytes, weight_bytes
+from repsim_cli.models.sizes import count_resident_bytes, count_weight_bytes, describe_placement
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs import cache
 
@@ -23,7 +23,7 @@ def describe_models(
     return {
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
-            f"{weight_bytes(source, hardware.dtype) / 1e9:.3g} GB in {hardware.dtype}"
+            f"{count_weight_bytes(source, hardware.dtype) / 1e9:.3g} GB in {hardware.dtype}"
             + (
                 f" ({where})"
                 if (where := describe_placement(source, hardware))
@@ -50,7 +50,7 @@ def count_free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in [folder, *folder.parents] if place.exists())).free
 
 
-def disk_gb(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, str]:
+def describe_disk_use(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, str]:
     """What a run writes, by part, in GB, those of 0 left out, and what is free on the disk of the cache. parts: bytes.
     activations: bytes of those in the cache, which takes none beyond its limit."""
     limit, sizes = cache.limit(), {**parts, "free": float(count_free_bytes(cache.find_cache_folder()))}
@@ -113,7 +113,7 @@ def bound_pass(
     the rows of a window, which holds no more tokens, with so many features over all layers. together: the study always
     needs all models."""
     return {
-        "weights": resident_bytes([*live.values()], hardware, together=together),
+        "weights": count_resident_bytes([*live.values()], hardware, together=together),
         "forward": 4.0 * 2 * count_batch_places(bound_sequence_length(live, extract), hardware) * features
         if live
         else 0.0,
@@ -173,10 +173,10 @@ def suggest_settings(
     # a model's weights, and its share of the memory that grows with the number of features
     features = {label: source.layers * source.width for label, source in live.items()}
     by_feature = (forward + parts.get("rows", 0.0)) / max(sum(features.values()), 1)
-    together = parts.get("weights", 0.0) >= sum(weight_bytes(source, hardware.dtype) for source in live.values())
+    together = parts.get("weights", 0.0) >= sum(count_weight_bytes(source, hardware.dtype) for source in live.values())
 
     def weights(labels: Sequence[str]) -> float:
-        return resident_bytes([live[label] for label in labels], hardware, together=together)
+        return count_resident_bytes([live[label] for label in labels], hardware, together=together)
 
     left = sorted(live, key=lambda label: live[label].parameters)
     dropped: list[str] = []

@@ -19,22 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.places import row_identities
+from repsim_cli.activations.places import list_row_identities
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import shares
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.corrections import holm_adjusted
+from repsim_cli.engine.corrections import correct_by_holm
 from repsim_cli.engine.cost import Cost, estimate_products
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
+from repsim_cli.engine.footprint import count_rows_per_comparison, estimate_passes_cost, stays_in_cache
 from repsim_cli.engine.rows import Rows, open_rows
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.models.transformers import draw_untrained, shape_key
+from repsim_cli.models.transformers import draw_untrained, make_shape_key
 from repsim_cli.runs.content import BUDGET, BUDGET_COLUMNS, BUDGET_PARTS, BY_TOKEN, BY_TOKEN_COLUMNS, Table
 from repsim_cli.runs.results import Run
 
@@ -101,10 +101,10 @@ def pair_layers_by_depth(comparison: Comparison) -> list[LayerPair]:
             a, b = ours[point], theirs[point]
             step = (len(b) - 1) / max(len(a) - 1, 1)
             pairs += [LayerPair(layer, b[int(place * step + 0.5)]) for place, layer in enumerate(a)]
-    return sorted(pairs, key=lambda pair: (_owners(comparison, pair), pair))
+    return sorted(pairs, key=lambda pair: (_find_pair_models(comparison, pair), pair))
 
 
-def _owners(comparison: Comparison, pair: LayerPair) -> tuple[int, int]:
+def _find_pair_models(comparison: Comparison, pair: LayerPair) -> tuple[int, int]:
     places = [place.stop for place in comparison.places]
     return int(np.searchsorted(places, pair.first, "right")), int(np.searchsorted(places, pair.second, "right"))
 
@@ -123,11 +123,11 @@ def find_untrained_twin(models: Mapping[str, AnySource], label: str) -> str | No
     if not isinstance(source, Source) or not source.trained:
         return None
     try:
-        shape = shape_key(source)
+        shape = make_shape_key(source)
     except BadInput:
         return None
     for other, each in models.items():
-        if isinstance(each, Source) and not each.trained and each.plain and shape_key(each) == shape:
+        if isinstance(each, Source) and not each.trained and each.plain and make_shape_key(each) == shape:
             return other
     return ""
 
@@ -161,7 +161,7 @@ def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Budget
     """Takes the rows of a comparison whose rows are clustered. Raises BadInput where their documents are too few."""
     read = replace(comparison, extract=_use_full(comparison.extract), groups=None)
     numbers = read.numbers(0)
-    tokens = row_identities(next(iter(sequences.values())), read.extract)
+    tokens = list_row_identities(next(iter(sequences.values())), read.extract)
     assert tokens is not None
     _, documents = np.unique(read.documents[numbers], return_inverse=True)
     if (count := documents.max(initial=-1) + 1) < shares.LEAST:
@@ -186,11 +186,11 @@ def estimate_budget_cost(comparison: Comparison) -> Cost:
     """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
     twins, rows = (
         make_untrained_twins(comparison),
-        rows_at_once(replace(comparison, extract=_use_full(comparison.extract))),
+        count_rows_per_comparison(replace(comparison, extract=_use_full(comparison.extract))),
     )
     widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pair_layers_by_depth(comparison)]
     cells = has_linear_similarity(comparison) * sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
-    return (cost_of_passes(twins) if twins.models else Cost()) + estimate_products(
+    return (estimate_passes_cost(twins) if twins.models else Cost()) + estimate_products(
         2.0 * rows * cells, comparison.hardware
     )
 
@@ -218,7 +218,7 @@ def compute_budget(
             fresh = held.enter_context(open_rows(run, twins, sequences, identities=identities, diagnose=False))
         parts = Parts.of(taken, rows, fresh)
         for pair in run.progress(pair_layers_by_depth(comparison), label="budget", unit="pairs of layers"):
-            given = _layers(rows, pair)
+            given = _read_layer_samples(rows, pair)
             of = [comparison.layers[layer] for layer in pair]
             names = [*(layer.model for layer in of), *(layer.name for layer in of)]
             if by_parts:
@@ -249,11 +249,11 @@ def _correct(split: Sequence[list[Any]]) -> None:
     """Corrects the p values of every two models, the last of each row, for their number."""
     for _, rows in groupby(split, key=lambda row: row[:2]):
         tested = [row for row in rows if row[-1] is not None]
-        for row, p in zip(tested, holm_adjusted(torch.tensor([row[-1] for row in tested])).tolist(), strict=True):
+        for row, p in zip(tested, correct_by_holm(torch.tensor([row[-1] for row in tested])).tolist(), strict=True):
             row[-1] = p
 
 
-def _layers(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
+def _read_layer_samples(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
     """Reads the sample of these layers."""
     (taken,) = rows.stream_layers(sorted(numbers), iter)
     return [x.cpu() for x in taken]
@@ -309,7 +309,7 @@ class Parts:
             if number is None:
                 return None
             if (owner, number) not in found:
-                (found[owner, number],) = _layers(rows, [number])
+                (found[owner, number],) = _read_layer_samples(rows, [number])
         if self.design.features < len(found):
             return None
         return shares.compute_twin_features(self.design, [z - z.mean(0) for z in found.values()])

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.places import row_labels, rows_left
+from repsim_cli.activations.places import list_row_labels, mark_kept_rows
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.stored import activations_key
+from repsim_cli.activations.stored import make_activations_key
 from repsim_cli.base import registry
-from repsim_cli.base.closure import code_behind, collect_code
+from repsim_cli.base.closure import collect_code, collect_function_code
 from repsim_cli.base.settings import STREAMED
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction, locate_model_layers
@@ -70,8 +70,8 @@ class Content:
         models depend on."""
         extract, hardware, code = extraction.extract, extraction.hardware, collect_code(by)
         given = next(iter(sequences.values()), None)
-        codes = None if given is None else row_labels(given, extract)
-        left = None if given is None else rows_left(given, extract)
+        codes = None if given is None else list_row_labels(given, extract)
+        left = None if given is None else mark_kept_rows(given, extract)
         remedies = {"remedies": [extract.remedies, [] if left is None else digest([left])]} if extract.remedies else {}
 
         def rows_of(reading: Reading) -> str | None:
@@ -79,7 +79,7 @@ class Content:
             if not identity["weights_hash"] or code is None:
                 return None
             if isinstance(source, Precomputed):
-                if (reader := code_behind(source.read, source.identity)) is None:
+                if (reader := collect_function_code(source.read, source.identity)) is None:
                     return None
                 words = source.ids if isinstance(source, PrecomputedIds) else None
                 if isinstance(source, PrecomputedWords):
@@ -87,7 +87,7 @@ class Content:
                 arrays = {"arrays": identity["weights_hash"], "names": source.names, "words": words}
                 arrays |= {} if source.documents is None else {"documents": digest([np.array(source.documents)])}
                 return make_cache_key({"code": reader.key, **arrays})
-            return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
+            return make_activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
         return cls(
             readings=extraction.readings,
@@ -161,7 +161,7 @@ class Content:
         return {
             "measure": measure.name,
             "settings": dict(measure.settings),
-            "its code": code_of_measure(measure),
+            "its code": make_measure_code_key(measure),
             "labels": self.labels if measure.card.labelled else None,
             "pairs": None if measure.apart is None else self.pairs,
         }
@@ -172,14 +172,14 @@ def is_solved_singly(measure: Measure, estimate: str) -> bool:
     return isinstance(measure, Pairwise) and measure.compare_all is None and estimate not in STREAMED
 
 
-def code_of_measure(measure: Measure) -> dict[str, str | None] | None:
+def make_measure_code_key(measure: Measure) -> dict[str, str | None] | None:
     """What stands for the code of the measure, and of those that it or its settings name; None where a file cannot be
     read."""
     known, settings = {*registry.measures.names()}, json.dumps(dict(measure.settings))
     names, more = set(), {measure.name, *(name for name in known if f'"{name}"' in settings)}
     while True:
         names |= more
-        code = code_behind(*(registry.measures.get(name).function for name in names))
+        code = collect_function_code(*(registry.measures.get(name).function for name in names))
         if code is None:
             return None
         more = (code.strings & known) - names
@@ -226,7 +226,7 @@ class FinishedMatrices:
                 return
 
 
-def matrix_from(entry: Entry) -> SimilarityMatrix:
+def read_cached_matrix(entry: Entry) -> SimilarityMatrix:
     """A complete entry's matrix."""
     parts = safetensors.torch.load_file(entry.files["matrix"])
     about = {name: entry.meta[name] for name in ("estimate", "rows", "batches", "notices")}
@@ -245,7 +245,7 @@ def open_matrices(run: Run, measures: Mapping[str, Measure], content: Content | 
         for label, measure in measures.items():
             entry = entries.get(keys.get(label) or "")
             if entry is not None and entry.complete:
-                known.matrices[label] = matrix_from(entry)
+                known.matrices[label] = read_cached_matrix(entry)
                 continue
             known.missing[label] = measure
             if entry is not None:

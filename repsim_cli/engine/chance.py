@@ -40,7 +40,7 @@ def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: 
     """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
-        if not measure.card.paired or not _movable(prepared):
+        if not measure.card.paired or not _can_reorder(prepared):
             return {}
         here = units.of(rows(batch))
         exact, lacking = compute_exact_mean(prepared, here), values.cpu().isnan()
@@ -77,7 +77,7 @@ def _draw(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool)
     return permute_pairs(_select_prepared(prepared, some), orders)
 
 
-def _movable(prepared: Prepared) -> bool:
+def _can_reorder(prepared: Prepared) -> bool:
     """Tells whether its states can be taken in another order."""
     if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not permute_rows:
         return True

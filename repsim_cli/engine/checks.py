@@ -115,14 +115,14 @@ def needs_clusters(significance: Significance) -> bool:
     return significance.method != "none" or significance.jackknife
 
 
-def tells_documents(models: Mapping[str, AnySource]) -> bool:
+def are_documents_known(models: Mapping[str, AnySource]) -> bool:
     """Whether it is known which rows are of one document."""
     return any(isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values())
 
 
 def check_documents(significance: Significance, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
-    if needs_clusters(significance) and significance.clusters == "document" and not tells_documents(models):
+    if needs_clusters(significance) and significance.clusters == "document" and not are_documents_known(models):
         raise BadInput(
             f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
             "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
@@ -132,7 +132,7 @@ def check_documents(significance: Significance, models: Mapping[str, AnySource])
 
 def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where pairs of rows of one document are to be left out, and nothing says which these are."""
-    if extract.pairs == "other_documents" and not tells_documents(models):
+    if extract.pairs == "other_documents" and not are_documents_known(models):
         raise BadInput(
             f"extract.pairs: nothing says which rows of '{next(iter(models))}' are of one document, got "
             "other_documents; give the document of each row (`documents` beside the arrays, or documents=[...] from "
@@ -140,7 +140,7 @@ def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
         )
 
 
-def pairs_lacking(sizes: Sequence[int], measures: Mapping[str, Measure]) -> str:
+def say_lacking_pairs(sizes: Sequence[int], measures: Mapping[str, Measure]) -> str:
     """Says why a batch has too few pairs of rows of different documents, if so. sizes: rows of each document."""
     if len(sizes) < FEWEST_DOCUMENTS:
         return f"rows of {say_count(len(sizes), 'document')}, where {FEWEST_DOCUMENTS} are needed"

@@ -16,7 +16,7 @@ from repsim_cli.measures.inner import (
     Matrix,
     Packed,
     State,
-    gram_tile,
+    compute_gram_tile,
     unpack,
 )
 
@@ -86,7 +86,7 @@ class Null(NamedTuple):
     heaviness: Matrix
 
 
-def closed_form(rows: Sequence[NullMoments], columns: Sequence[NullMoments]) -> Null:
+def compute_closed_form_null(rows: Sequence[NullMoments], columns: Sequence[NullMoments]) -> Null:
     """The permutation null of <M_a, P N_b P'>: mean and variance exact, skewness and heaviness to leading order.
 
     The U parts and the linear parts are uncorrelated. Their variances: 2 |U|^2 |V|^2 / (n (n - 3)), and for sums
@@ -142,16 +142,19 @@ def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z, skewness and heaviness of the inner products of all pairs under the null, in closed form."""
     measure = prepared.measure
     known = {
-        kernel: [compute_null_moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
+        kernel: [
+            compute_null_moments(_build_kernel_matrix(kernel, state, prepared.rows))
+            for state in prepared.states[kernel]
+        ]
         for kernel in dict.fromkeys((measure.row, measure.column))
     }
-    null = closed_form(known[measure.row], known[measure.column])
+    null = compute_closed_form_null(known[measure.row], known[measure.column])
     return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness, "heaviness": null.heaviness}
 
 
-def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
+def _build_kernel_matrix(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
     """The whole (n, n) matrix of a representation."""
     if isinstance(kernel, Packed):
         return unpack(state.features.values, n)
     whole = slice(0, n)
-    return kernel.cells(state.fit, gram_tile(state.features, whole, whole), whole, whole)
+    return kernel.cells(state.fit, compute_gram_tile(state.features, whole, whole), whole, whole)

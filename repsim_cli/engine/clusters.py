@@ -11,13 +11,13 @@ from repsim_cli.activations.exchange import Exchange, combine, exchange
 from repsim_cli.activations.inputs import find_stored_documents
 from repsim_cli.activations.places import (
     count_kept_rows,
-    row_beginnings,
-    row_documents,
-    row_places,
-    row_positions,
-    row_properties,
-    row_tokens,
-    rows_left,
+    list_row_documents,
+    list_row_places,
+    list_row_positions,
+    list_row_properties,
+    list_row_tokens,
+    mark_kept_rows,
+    mark_row_beginnings,
 )
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.segments import BOTH, Segments, find_segments
@@ -103,16 +103,16 @@ def cluster_rows(
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     told, clusters = find_stored_documents(readings), significance.clusters
     given = next(iter(sequences.values()), None)
-    held = {name: _property("within", name, data, given, extract) for name in significance.held}
-    column = None if clusters in BUILT_IN else _property("clusters", clusters, data, given, extract)
+    held = {name: _group_rows_by_property("within", name, data, given, extract) for name in significance.held}
+    column = None if clusters in BUILT_IN else _group_rows_by_property("clusters", clusters, data, given, extract)
     blocks = given is not None and not told and column is None and _uses_blocks(significance, given, extract)
     if clusters == "row" or not (sequences or stored or told):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None, held=held)
     if given is not None:
-        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
-        documents = row_places(given, extract)[:, 0] if blocks else documents
+        documents, beginnings = list_row_documents(given, extract), mark_row_beginnings(given, extract)
+        documents = list_row_places(given, extract)[:, 0] if blocks else documents
         whole = count_kept_rows(given, extract)
-        left = rows_left(given, extract)
+        left = mark_kept_rows(given, extract)
         if told and needs_clusters(significance):
             told = told if left is None else np.array(told)[left].tolist()
             if len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
@@ -142,14 +142,14 @@ def _uses_blocks(significance: Significance, given: Sequences, extract: Extract)
     return needed and extract.unit in ("token", *WORDS) and given.of_one
 
 
-def _property(key: str, name: str, data: Data, given: Sequences | None, extract: Extract) -> Rows:
+def _group_rows_by_property(key: str, name: str, data: Data, given: Sequences | None, extract: Extract) -> Rows:
     """Numbers what `name` says of every row. Raises BadInput where nothing of this name is known."""
-    known = {} if given is None else row_properties(data, given, extract)
-    positions = None if given is None else row_positions(given, extract)
+    known = {} if given is None else list_row_properties(data, given, extract)
+    positions = None if given is None else list_row_positions(given, extract)
     if name in known:
         return np.unique(known[name], return_inverse=True)[1]
     if key == "within" and positions is not None and given is not None and name in OF_ROWS:
-        of_rows = positions if name == "position" else row_tokens(given, extract, before=name == "previous_token")
+        of_rows = positions if name == "position" else list_row_tokens(given, extract, before=name == "previous_token")
         return np.unique(of_rows, return_inverse=True)[1]
     names = [*known, *(OF_ROWS if key == "within" and positions is not None else ("document", "row"))]
     raise BadInput(f"significance.{key}: no such property of these rows, got '{name}'; {did_you_mean(name, names)}")

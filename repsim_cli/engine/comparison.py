@@ -21,7 +21,7 @@ from repsim_cli.engine.checks import (
     check_rows,
     check_targets,
     count_rows_at_once,
-    pairs_lacking,
+    say_lacking_pairs,
     select_suitable,
     warn_of_few_rows,
 )
@@ -183,7 +183,7 @@ class Comparison(Extraction):
             return None
         for rows in self._numbers_of_batches():
             sizes = np.unique(documents[rows], return_counts=True)[1].tolist()
-            if lacking := pairs_lacking(sizes, forms):
+            if lacking := say_lacking_pairs(sizes, forms):
                 lacking = f"extract.pairs: a batch has {lacking}"
                 if wanted == "other_documents":
                     raise BadInput(

@@ -50,7 +50,9 @@ def correct(
     for cells in among:
         raw = p[cells]
         rate[cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
-        family[cells] = holm_adjusted(raw) if null is None else max_t(sign * tested[cells], sign * null[:, cells])
+        family[cells] = (
+            correct_by_holm(raw) if null is None else correct_by_max_t(sign * tested[cells], sign * null[:, cells])
+        )
     return (mirror_upper_triangle(family), mirror_upper_triangle(rate)) if card.symmetric else (family, rate)
 
 
@@ -58,11 +60,11 @@ def mirror_upper_triangle(upper: Matrix) -> Matrix:
     return torch.where(torch.ones_like(upper, dtype=torch.bool).triu(), upper, upper.mT)
 
 
-def permutations_needed(cells: int, alpha: float) -> int:
+def count_needed_permutations(cells: int, alpha: float) -> int:
     """The fewest permutations with which the smallest of so many p values can be alpha after Holm's correction or
     Benjamini's and Hochberg's, whatever the others are.
 
-    >>> permutations_needed(144, 0.05)
+    >>> count_needed_permutations(144, 0.05)
     2879
     """
     return math.ceil(cells / alpha - 1e-9) - 1
@@ -79,7 +81,7 @@ def check_family(settings: Significance, layers: Sequence[int]) -> None:
     cells = max(first * second, first * (first - 1) // 2)
     if settings.family_of == "run":
         cells = sum(layers) * (sum(layers) - 1) // 2
-    needed = permutations_needed(cells, settings.alpha)
+    needed = count_needed_permutations(cells, settings.alpha)
     if settings.permutations < needed:
         raise BadInput(
             f"significance.permutations: Holm's correction of {cells} cells cannot reach "
@@ -99,10 +101,10 @@ def drop_families(values: Matrix, left_out: Sequence[Family], places: Sequence[s
     return kept if left_out == [] or kept.isfinite().any() else None
 
 
-def holm_adjusted(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+def correct_by_holm(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     """Holm's (1979) step-down correction, valid under any dependence.
 
-    >>> holm_adjusted(torch.tensor([0.03, 0.01, 0.02]))
+    >>> correct_by_holm(torch.tensor([0.03, 0.01, 0.02]))
     tensor([0.0400, 0.0300, 0.0400])
     """
     order = p.argsort(stable=True)
@@ -112,7 +114,7 @@ def holm_adjusted(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     return adjusted
 
 
-def max_t(observed: Float[Tensor, " m"], null: Float[Tensor, "k m"]) -> Float[Tensor, " m"]:
+def correct_by_max_t(observed: Float[Tensor, " m"], null: Float[Tensor, "k m"]) -> Float[Tensor, " m"]:
     """p values of m cells corrected for each other: step-down max-T from the joint null (Westfall and Young 1993,
     algorithm 4.1). Larger is closer.
 

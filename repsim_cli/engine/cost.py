@@ -15,7 +15,7 @@ from repsim_cli.activations.batching import count_passes
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.network import stay_offline
-from repsim_cli.engine.bounds import convert_to_gb, disk_gb
+from repsim_cli.engine.bounds import convert_to_gb, describe_disk_use
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.cards import Slow
 from repsim_cli.models.source import Source
@@ -48,20 +48,22 @@ class Cost:
 
 def estimate_products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
     """Matrix products in float32. efficiency: relative to a large one."""
-    return Cost(operations, operations / (efficiency * _speed(hardware)))
+    return Cost(operations, operations / (efficiency * _look_up_speed(hardware)))
 
 
-def forward_cost(
+def estimate_forward_cost(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> Cost:
     """A forward pass of so many sequences through each model. vocabularies: through its output head too."""
     models, count = list(models), count_passes(sequences, length, hardware)
-    operations = forward_operations(models, sequences, length, vocabularies=vocabularies)
+    operations = count_forward_operations(models, sequences, length, vocabularies=vocabularies)
     calls = CALL * count * sum(model.layers for model in models)
-    return Cost(operations, operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls)
+    return Cost(operations, operations / (EFFICIENCY * _look_up_speed(hardware, hardware.dtype)) + calls)
 
 
-def forward_operations(models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False) -> float:
+def count_forward_operations(
+    models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False
+) -> float:
     """Two for each weight and token, and those of attention."""
     operations = 0.0
     for model in models:
@@ -81,7 +83,7 @@ def estimate_training(layers: int, width: int, tokens: int, steps: int, hardware
 def describe_trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
     """For a plan: the trainings whose models are not in the cache, each once, and what they take at most."""
     models, missing = list(models), {}
-    disk = disk_gb({"weights": sum(4.0 * model.parameters for model in models)})
+    disk = describe_disk_use({"weights": sum(4.0 * model.parameters for model in models)})
     try:
         with stay_offline():
             for model in models:
@@ -104,7 +106,7 @@ def describe_trainings(models: Iterable[Source], hardware: Hardware, *, figures:
     }
 
 
-def pairs_cost(
+def estimate_pairs_cost(
     measures: Iterable[Measure],
     widths: list[int],
     pairs: int,
@@ -153,13 +155,15 @@ def _count_slow_operations(slow: Slow, rows: int, width: float, prepared: float)
     return prepared, 2.0 * rows**2 * (rows + THIN) * slow.products
 
 
-def distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:
+def estimate_distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:
     """The distances of all rows of these layers, in float64, and their histograms with and without each tenth of the
     rows."""
     return estimate_products(rows**2 * (4.0 * sum(widths) + 7000 * len(widths)), hardware)
 
 
-def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> Cost:
+def estimate_moments_cost(
+    measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware
+) -> Cost:
     """Exact second moments: half of all covariances, in float64 at half the speed, and one or two decompositions per
     pair."""
     features, count = float(sum(widths)), len(list(measures))
@@ -171,7 +175,7 @@ def estimate_sampled(widths: Sequence[int], sampled: int, rows: int, hardware: H
     return estimate_products(2.0 * sampled * rows * (2 * sum(widths) + 400 * len(widths)), hardware)
 
 
-def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
+def estimate_neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
     """The products of all neurons of different models in float64, and rotations of all layers. widths: of the layers
     of each model."""
     neurons = [sum(layers) for layers in widths]
@@ -181,7 +185,7 @@ def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, har
     return estimate_products(2.0 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)), hardware)
 
 
-def dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
+def estimate_dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
     """To train dictionaries of so many features in all, each on so many rows: three passes through an encoder and a
     decoder."""
     return estimate_products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
@@ -202,7 +206,7 @@ def describe_needs(
     """
     return {
         "memory, GB": {**convert_to_gb(memory), "limit": round(hardware.memory_limit / 1e9, 3)},
-        "disk, GB": disk_gb(disk or {}, activations),
+        "disk, GB": describe_disk_use(disk or {}, activations),
         "operations": {part: f"{each.operations:.2g}" for part, each in costs.items()},
         "time, roughly": describe_times(
             {part: each.seconds for part, each in costs.items()}, hardware, figures=figures
@@ -246,7 +250,7 @@ def say_duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
-def _speed(hardware: Hardware, dtype: str = "float32") -> float:
+def _look_up_speed(hardware: Hardware, dtype: str = "float32") -> float:
     return measure_speed(hardware.device, dtype, hardware.threads)[0]
 
 

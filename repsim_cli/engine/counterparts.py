@@ -12,10 +12,10 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import Mean, Notices, compute_from_sums, file_warnings, keep_first_notices
-from repsim_cli.engine.pairs import compute_all_pairs, group_by_preparation, hsic_products
+from repsim_cli.engine.pairs import compute_all_pairs, compute_unnormalised_hsic, group_by_preparation
 from repsim_cli.engine.undefined import Lack, Reasons
 from repsim_cli.measures import InnerProduct, Measure
-from repsim_cli.measures.base import compute_self_products, inner_values, run_with_label
+from repsim_cli.measures.base import compute_self_products, compute_values_from_products, run_with_label
 from repsim_cli.measures.inner import Kernel, keep_gram, prepare_states
 from repsim_cli.measures.inner import State as KernelState
 
@@ -60,10 +60,10 @@ def estimate_counterparts(
             reasons.where = "" if estimate == "full" else f"batch {seen + 1}: "
             with file_warnings(notices, measures):
                 if estimate == "ratio_of_sums":
-                    made.append(hsic_products(measures, (x, y), both, tile=tile, lack=reasons.add))
+                    made.append(compute_unnormalised_hsic(measures, (x, y), both, tile=tile, lack=reasons.add))
                 else:
                     given = labels(seen), {} if kept is None else side, reasons.add
-                    made.append(_pair(measures, (x, y), both, tile, *given))
+                    made.append(_compare_pair(measures, (x, y), both, tile, *given))
         rows, seen = rows + len(left[0]), seen + 1
         for label in measures:
             values = torch.stack([pair[label].cpu() for pair in made])
@@ -84,7 +84,7 @@ def estimate_counterparts(
     return estimates, keep_first_notices(itertools.chain.from_iterable(notices.values()))
 
 
-def _pair(
+def _compare_pair(
     measures: Mapping[str, Measure],
     pair: tuple[Tensor, Tensor],
     names: tuple[str, str],
@@ -163,6 +163,6 @@ def _compute_from_features(
     states = [state, other]
     norms = compute_self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     try:
-        return inner_values(measure, cross, norms, states, states)[0, 1]
+        return compute_values_from_products(measure, cross, norms, states, states)[0, 1]
     except Degenerate as error:
         raise Degenerate(f"{names[int(cross.diagonal().argmin())]}: {measure.name}: {error}") from None

@@ -23,7 +23,7 @@ from repsim_cli.engine.pairs import (
     Statistics,
     check_of_hsic,
     compute_all_pairs,
-    hsic_products,
+    compute_unnormalised_hsic,
 )
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, compute_defined_values
@@ -164,7 +164,9 @@ def estimate_all_pairs(
         undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
         with file_warnings(notices, measures):
             if summed:
-                sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add, documents=documents(seen))
+                sums = compute_unnormalised_hsic(
+                    measures, batch, names, tile=tile, lack=undefined.add, documents=documents(seen)
+                )
                 values = {(label,): hsic for label, hsic in sums.items()}
             else:
                 given = partial(statistics, seen)

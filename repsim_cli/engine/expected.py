@@ -85,7 +85,7 @@ class Tile(NamedTuple):
     weight: Float[Tensor, "a b"]
 
 
-def tile_at(places: RowPlaces, rows: slice, columns: slice, times: int = 1) -> Tile:
+def build_weighted_tile(places: RowPlaces, rows: slice, columns: slice, times: int = 1) -> Tile:
     """Finds which cells of a tile meet others, and how they are weighted."""
     same = places.unit[rows, None] == places.unit[columns]
     at = places.place[rows, None], places.place[columns]
@@ -180,7 +180,7 @@ class Collector:
             for kernel, block in blocks.items():
                 add_diagonal(self.sums[kernel], block, rows, places)
         else:
-            tile = tile_at(places, rows, columns, times)
+            tile = build_weighted_tile(places, rows, columns, times)
             weight = tile.weight.flatten()
             alone = (weight == 0).nonzero()[:, 0]
             for kernel, block in blocks.items():

@@ -19,9 +19,9 @@ from repsim_cli.activations.inputs import (
     make_sequences,
     pair_rows,
 )
-from repsim_cli.activations.places import row_documents, row_labels
+from repsim_cli.activations.places import list_row_documents, list_row_labels
 from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
-from repsim_cli.activations.rows import row_numbers, total_rows
+from repsim_cli.activations.rows import count_run_rows, select_batch_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
@@ -72,7 +72,7 @@ class Extraction:
     """Which rows are read of which models, and how.
 
     devices, tokenizers: by the label of the model. total: the rows of the run, once they are counted. whole: as in
-    `row_numbers`.
+    `select_batch_rows`.
     """
 
     models: Mapping[str, AnySource]
@@ -130,7 +130,7 @@ class Extraction:
     def count_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """Adds the number of rows, and notes it in the manifest; warns where it is smaller than requested."""
         extract = self.extract
-        total, asked = total_rows(self.readings, sequences, extract), extract.rows
+        total, asked = count_run_rows(self.readings, sequences, extract), extract.rows
         run.manifest["rows"] = total
         if extract.remedies:
             skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
@@ -147,7 +147,7 @@ class Extraction:
 
     def numbers(self, batch: int) -> np.ndarray:
         """Numbers the rows of the run that a batch holds."""
-        return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
+        return select_batch_rows(self.extract, self.total, self.seed, batch, self.whole)
 
     @property
     def batches(self) -> int:
@@ -158,13 +158,13 @@ class Extraction:
         """Finds the document of every sampled row; a stored row that no document is known of is one by itself."""
         numbers, given = self.numbers(0), next(iter(sequences.values()), None)
         if given is not None:
-            return row_documents(given, self.extract)[numbers]
+            return list_row_documents(given, self.extract)[numbers]
         told = find_stored_documents(self.readings)
         return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
 
     def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
         """The classes of the rows of a batch, by its number; None where the data has no classes."""
-        codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
+        codes = list_row_labels(next(iter(sequences.values())), self.extract) if sequences else None
         if codes is None:
             return lambda batch: None
         return lambda batch: torch.from_numpy(codes[self.numbers(batch)])

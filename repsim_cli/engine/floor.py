@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.exchange import combine
-from repsim_cli.activations.places import row_identities, row_tokens
+from repsim_cli.activations.places import list_row_identities, list_row_tokens
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.comparison import Comparison
@@ -53,12 +53,12 @@ def make_floor_observer(
 ) -> Beside | None:
     """Makes what observes the floor beside the values of a batch; None where rows are no tokens or words of texts."""
     given = next(iter(sequences.values()), None)
-    tokens = None if given is None else row_identities(given, comparison.extract)
+    tokens = None if given is None else list_row_identities(given, comparison.extract)
     if tokens is None or not comparison.significance.floor:
         return None
     known = {FLOOR: tokens}
     if given is not None and comparison.extract.unit == "token":
-        known[OF_PAIRS] = combine(tokens, 1 + row_tokens(given, comparison.extract, before=True))
+        known[OF_PAIRS] = combine(tokens, 1 + list_row_tokens(given, comparison.extract, before=True))
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
     device, width = comparison.hardware.device, compute_median_width(comparison)
 
@@ -71,7 +71,7 @@ def make_floor_observer(
         for what, codes in known.items():
             xs = [x.to(device) for x in tables(codes[rows], width, [comparison.seed, batch])]
             for label, measure in measures.items():
-                if (value := _value(measure, xs, comparison.hardware.tile, of_rows)) is not None:
+                if (value := _average_both_directions(measure, xs, comparison.hardware.tile, of_rows)) is not None:
                     found[label, what] = value
         return found
 
@@ -83,7 +83,7 @@ def combine_observers(parts: Sequence[Beside | None]) -> Beside:
     return lambda batch, rows: {k: v for part in parts if part is not None for k, v in part(batch, rows).items()}
 
 
-def _value(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, Any]) -> Tensor | None:
+def _average_both_directions(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, Any]) -> Tensor | None:
     """Computes the mean of both directions; None where the measure has no value."""
     wanted = ~torch.eye(2, dtype=torch.bool)
     with warnings.catch_warnings():

@@ -20,9 +20,15 @@ from repsim_cli.engine.bounds import (
     count_most_rows,
     find_usual_length,
 )
-from repsim_cli.engine.checks import tells_documents
+from repsim_cli.engine.checks import are_documents_known
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import Cost, estimate_sampled, forward_cost, moments_cost, pairs_cost
+from repsim_cli.engine.cost import (
+    Cost,
+    estimate_forward_cost,
+    estimate_moments_cost,
+    estimate_pairs_cost,
+    estimate_sampled,
+)
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
@@ -44,22 +50,22 @@ def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, floa
     """Calls `unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
     needed = memory or (lambda rows: estimate_comparison_memory(comparison, rows))
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
-    check_rows_fit(needed, rows_at_once(comparison), comparison.hardware, comparison.live, key=key)
+    check_rows_fit(needed, count_rows_per_comparison(comparison), comparison.hardware, comparison.live, key=key)
     check_disk(
         _count_packed(comparison),
-        results.outputs_root(),
+        results.find_outputs_root(),
         "REPSIM_OUTPUTS: the packed Gram matrices",
         f"hardware.memory_gb={_estimate_whole_gb(comparison) + 0.1:.1f} needs none, or read fewer layers or less text",
     )
     check_disk(
         _count_uncached_bytes(comparison),
-        results.outputs_root(),
+        results.find_outputs_root(),
         "REPSIM_OUTPUTS: the rows of models that run one after the other",
         "read fewer layers or less text",
     )
 
 
-def rows_at_once(comparison: Comparison) -> int:
+def count_rows_per_comparison(comparison: Comparison) -> int:
     """Rows that are compared at a time."""
     extract = comparison.extract
     return (
@@ -78,7 +84,7 @@ def estimate_comparison_memory(comparison: Comparison, rows: int) -> Bytes:
 
 def count_cross_product_bytes(comparison: Comparison) -> float:
     """Bytes for the cross products of second moments in one pass over the rows."""
-    return estimate_comparison_memory(comparison, rows_at_once(comparison)).get("cross products", 0.0)
+    return estimate_comparison_memory(comparison, count_rows_per_comparison(comparison)).get("cross products", 0.0)
 
 
 def plan_memory(comparison: Comparison) -> Comparison:
@@ -89,15 +95,15 @@ def plan_memory(comparison: Comparison) -> Comparison:
 def group_layers_by_memory(comparison: Comparison, rows: int | None = None) -> list[list[int]] | None:
     """The layers whose batches of so many rows are in memory together, where those of all layers do not fit and tiles
     in files can stand for them; else None."""
-    rows, limit = rows or rows_at_once(comparison), comparison.hardware.memory_limit
+    rows, limit = rows or count_rows_per_comparison(comparison), comparison.hardware.memory_limit
     widths = [layer.width for layer in comparison.layers]
     whole, none = (sum(_estimate_memory(comparison, rows, features).values()) for features in (sum(widths), 0))
-    if whole <= limit or not _packable(comparison):
+    if whole <= limit or not _needs_only_grams(comparison):
         return None
     return group_layers(widths, sum(widths) * (limit - none) / (whole - none))
 
 
-def _packable(comparison: Comparison) -> bool:
+def _needs_only_grams(comparison: Comparison) -> bool:
     """Whether tiles of Gram matrices are all that the run needs of the rows."""
     tested = comparison.significance.method != "none" or comparison.significance.jackknife
     inner = comparison.extract.estimate != "moments" and list_kernels(comparison.measures) is not None
@@ -109,7 +115,7 @@ def _estimate_whole_gb(comparison: Comparison) -> float:
     return (
         sum(
             _estimate_memory(
-                comparison, rows_at_once(comparison), sum(layer.width for layer in comparison.layers)
+                comparison, count_rows_per_comparison(comparison), sum(layer.width for layer in comparison.layers)
             ).values()
         )
         / 1e9
@@ -191,13 +197,13 @@ def _count_chance_bytes(comparison: Comparison, rows: int, kernels: int) -> floa
 
 def _select_apart(comparison: Comparison) -> dict[str, Measure]:
     """Picks the measures for which pairs of rows of one document may be left out."""
-    told = tells_documents(comparison.models) and comparison.significance.clusters != "row"
+    told = are_documents_known(comparison.models) and comparison.significance.clusters != "row"
     if comparison.extract.pairs == "all" or not told:
         return {}
     return {label: measure for label, measure in comparison.measures.items() if measure.apart is not None}
 
 
-def pairs_planned(comparison: Comparison) -> str:
+def describe_planned_pairs(comparison: Comparison) -> str:
     """Says, for a plan, of which pairs of rows each measure will be."""
     wanted, measures, apart = comparison.extract.pairs, comparison.measures, _select_apart(comparison)
     if not apart:
@@ -207,7 +213,7 @@ def pairs_planned(comparison: Comparison) -> str:
     return f"of different documents ({', '.join(apart)}){f'; all ({others})' if others else ''}{few}"
 
 
-def chance_planned(comparison: Comparison) -> str:
+def describe_planned_chance(comparison: Comparison) -> str:
     """Says, for a plan, how the level of chance of each measure will be known."""
     if not comparison.significance.chance:
         return "no (significance.chance=false)"
@@ -237,7 +243,7 @@ def _estimate_moments_memory(comparison: Comparison, parts: Bytes, rows: int, fe
 
 def _estimate_sampled_memory(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
     """The same with `rows` sampled rows, whose neighbours are found among the rows of a stream."""
-    widest, total = max(layer.width for layer in comparison.layers), _total(comparison)
+    widest, total = max(layer.width for layer in comparison.layers), _count_extracted_rows(comparison)
     k = max(count_neighbours(measure.settings["k"], total) for measure in comparison.measures.values())
     passing = max(TOGETHER, min(comparison.extract.batch_rows, AT_ONCE))
     return {
@@ -262,37 +268,37 @@ def find_sequence_length(extraction: Extraction) -> int:
     return find_usual_length(extraction.live, extraction.data, extraction.extract)
 
 
-def passes_of_all(extraction: Extraction) -> int:
+def count_passes_of_models(extraction: Extraction) -> int:
     """Forward passes of all models, each over all sequences."""
     each = count_passes(extraction.extract.sequences, find_sequence_length(extraction), extraction.hardware)
     return len(extraction.live) * each
 
 
-def cost_of_passes(extraction: Extraction) -> Cost:
-    """The same as `passes_of_all`."""
+def estimate_passes_cost(extraction: Extraction) -> Cost:
+    """The same as `count_passes_of_models`."""
     models, count = extraction.live.values(), extraction.extract.sequences
-    return forward_cost(models, count, find_sequence_length(extraction), extraction.hardware)
+    return estimate_forward_cost(models, count, find_sequence_length(extraction), extraction.hardware)
 
 
-def forward_passes(comparison: Comparison) -> int:
-    return _turns(comparison) * passes_of_all(comparison)
+def count_forward_passes(comparison: Comparison) -> int:
+    return _count_model_runs(comparison) * count_passes_of_models(comparison)
 
 
-def rows_and_passes(comparison: Comparison) -> dict[str, Any]:
+def describe_rows_and_passes(comparison: Comparison) -> dict[str, Any]:
     """For a plan: how many rows there are, and how often they are read."""
     most = count_most_rows(comparison.models, comparison.extract)
     return {
         "tokens": comparison.extract.sequences * bound_sequence_length(comparison.live, comparison.extract)
         if comparison.live
         else 0,
-        "forward passes": forward_passes(comparison),
+        "forward passes": count_forward_passes(comparison),
         **({"rows, at most": most} if most < sys.maxsize else {}),
-        "passes over the rows": _form(comparison),
+        "passes over the rows": _describe_row_passes(comparison),
         **({"processes": comparison.hardware.workers} if comparison.slow else {}),
     }
 
 
-def _passes(comparison: Comparison) -> int:
+def _count_row_passes(comparison: Comparison) -> int:
     """How often the rows of all layers are read."""
     if comparison.extract.estimate != "moments":
         return 2 if comparison.extract.estimate == "sampled" else 1
@@ -302,16 +308,16 @@ def _passes(comparison: Comparison) -> int:
 def _count_packed(comparison: Comparison) -> float:
     """Bytes of tiles in files."""
     extract = comparison.extract
-    batches = 1 if extract.estimate == "full" else _total(comparison) // extract.batch_rows
+    batches = 1 if extract.estimate == "full" else _count_extracted_rows(comparison) // extract.batch_rows
     kernels, groups = list_kernels(comparison.measures) or [], group_layers_by_memory(comparison)
-    shape = BatchShape(batches, rows_at_once(comparison), comparison.hardware.tile)
+    shape = BatchShape(batches, count_rows_per_comparison(comparison), comparison.hardware.tile)
     return 0.0 if groups is None else float(shape.size * len(comparison.layers) * len(kernels))
 
 
-def _form(comparison: Comparison) -> str:
+def _describe_row_passes(comparison: Comparison) -> str:
     """How often the rows are read, and what is kept of them meanwhile."""
     if comparison.extract.estimate == "sampled":
-        return f"2, for the neighbours of {rows_at_once(comparison):,} sampled rows among all"
+        return f"2, for the neighbours of {count_rows_per_comparison(comparison):,} sampled rows among all"
     if comparison.extract.estimate != "moments":
         if (groups := group_layers_by_memory(comparison)) is None:
             return "1, a batch of all layers at a time"
@@ -320,10 +326,10 @@ def _form(comparison: Comparison) -> str:
     products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(comparison.layers, 2))
     room, count = count_cross_product_bytes(comparison), len(comparison.layers) * (len(comparison.layers) + 1) // 2
     at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
-    return f"{_passes(comparison)}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
+    return f"{_count_row_passes(comparison)}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
 
 
-def _total(extraction: Extraction) -> int:
+def _count_extracted_rows(extraction: Extraction) -> int:
     return count_all_rows(extraction.models, extraction.data, extraction.extract)
 
 
@@ -339,10 +345,10 @@ def stays_in_cache(extraction: Extraction) -> bool:
     return extraction.cache and count_stored(extraction) <= cache.limit()
 
 
-def _turns(comparison: Comparison) -> int:
+def _count_model_runs(comparison: Comparison) -> int:
     """How often each model runs: once, unless its activations do not stay in the cache."""
     alone = run_alone(comparison.live, comparison.hardware)
-    return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _passes(comparison)
+    return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _count_row_passes(comparison)
 
 
 def _count_uncached_bytes(comparison: Comparison) -> float:
@@ -350,7 +356,11 @@ def _count_uncached_bytes(comparison: Comparison) -> float:
     if comparison.side_by_side or stays_in_cache(comparison):
         return 0.0
     alone = comparison.live if comparison.extract.features_changed else run_alone(comparison.live, comparison.hardware)
-    return 4.0 * _total(comparison) * sum(layer.width for layer in comparison.layers if layer.model in alone)
+    return (
+        4.0
+        * _count_extracted_rows(comparison)
+        * sum(layer.width for layer in comparison.layers if layer.model in alone)
+    )
 
 
 def estimate_disk(comparison: Comparison) -> Bytes:
@@ -367,14 +377,16 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
     extract, hardware = comparison.extract, comparison.hardware
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
     if extract.estimate == "moments":
-        similarity = moments_cost(bounds, widths, pairs, _total(comparison), hardware)
+        similarity = estimate_moments_cost(bounds, widths, pairs, _count_extracted_rows(comparison), hardware)
     elif extract.estimate == "sampled":
-        similarity = estimate_sampled(widths, rows_at_once(comparison), _total(comparison), hardware)
+        similarity = estimate_sampled(
+            widths, count_rows_per_comparison(comparison), _count_extracted_rows(comparison), hardware
+        )
     else:
         permutations = comparison.significance.permutations if comparison.significance.method == "permutation" else 0
         similarity = count_compared(comparison, bounds, pairs, permutations)
     return {
-        "forward passes": _turns(comparison) * cost_of_passes(comparison),
+        "forward passes": _count_model_runs(comparison) * estimate_passes_cost(comparison),
         "similarity": similarity,
     }
 
@@ -382,8 +394,12 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
 def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
     """Of so many pairs of layers on all rows, as they are and permuted."""
     batches = (
-        1.0 if comparison.extract.estimate == "full" else max(_total(comparison) / comparison.extract.batch_rows, 1.0)
+        1.0
+        if comparison.extract.estimate == "full"
+        else max(_count_extracted_rows(comparison) / comparison.extract.batch_rows, 1.0)
     )
     widths = [layer.width for layer in comparison.layers]
-    rows = rows_at_once(comparison)
-    return pairs_cost(bounds, widths, pairs, rows, comparison.hardware, batches=batches, permutations=permutations)
+    rows = count_rows_per_comparison(comparison)
+    return estimate_pairs_cost(
+        bounds, widths, pairs, rows, comparison.hardware, batches=batches, permutations=permutations
+    )

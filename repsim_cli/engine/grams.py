@@ -18,7 +18,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import Grams
 from repsim_cli.measures import Measure, OfHsic
 from repsim_cli.measures.base import restrict_to_other_documents, run_with_label
-from repsim_cli.measures.inner import Documents, Kernel, Tiles, cells_of_tiles, collect_matrix_tiles, prepare_states
+from repsim_cli.measures.inner import Documents, Kernel, Tiles, collect_matrix_tiles, count_tile_cells, prepare_states
 
 Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
@@ -34,7 +34,7 @@ class BatchShape(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of a layer and kernel."""
-        return self.batches * (4 * cells_of_tiles(self.rows, self.tile) + 8 * (self.rows + 1))
+        return self.batches * (4 * count_tile_cells(self.rows, self.tile) + 8 * (self.rows + 1))
 
 
 def list_kernels(measures: Mapping[str, Measure]) -> list[Kernel] | None:
@@ -44,7 +44,7 @@ def list_kernels(measures: Mapping[str, Measure]) -> list[Kernel] | None:
     return kernels if len(made) == len(measures) else None
 
 
-def kernels_by_batch(
+def make_kernel_lister(
     measures: Mapping[str, Measure], documents: Callable[[int], Documents | None] = lambda batch: None
 ) -> Callable[[int], list[Kernel]]:
     """Gives the kernels of a batch. documents: as in `estimate_all_pairs`."""
@@ -93,7 +93,10 @@ def pack_batches(
 
     def save(group: Sequence[int], folder: Path) -> None:
         folder.mkdir()
-        files = {layer: [_new(stem, shape) for stem in _stems(folder, layer, kernels)] for layer in group}
+        files = {
+            layer: [_create_layer_files(stem, shape) for stem in _name_layer_files(folder, layer, kernels)]
+            for layer in group
+        }
         for batch, rows in enumerate(stream(group)):
             here = kernels_at(batch)
             for layer, x in zip(group, rows, strict=True):
@@ -110,11 +113,11 @@ def pack_batches(
                     diagonal[batch, -1] = states[kernel].features.scale
 
     folders = {layer: folder for group in groups for folder in [keep(group, partial(save, group))] for layer in group}
-    files = [[_open(stem) for stem in _stems(folders[a], a, kernels)] for a in range(len(names))]
+    files = [[_open(stem) for stem in _name_layer_files(folders[a], a, kernels)] for a in range(len(names))]
 
     def batches(first: int) -> Iterator[list[Grams]]:
         for batch in range(first, shape.batches):
-            yield [_grams(kernels, layer, batch, device) for layer in files]
+            yield [_read_batch_grams(kernels, layer, batch, device) for layer in files]
 
     return batches
 
@@ -122,14 +125,14 @@ def pack_batches(
 Files = tuple[np.ndarray, np.ndarray]  # cells of every batch; their diagonals, each followed by the scale
 
 
-def _stems(folder: Path, layer: int, kernels: Sequence[Kernel]) -> list[str]:
+def _name_layer_files(folder: Path, layer: int, kernels: Sequence[Kernel]) -> list[str]:
     """Of the paths of a layer's files, for each kernel."""
     return [str(folder / f"{layer:05d}-{k}") for k in range(len(kernels))]
 
 
-def _new(stem: str, shape: BatchShape) -> Files:
+def _create_layer_files(stem: str, shape: BatchShape) -> Files:
     """Empty arrays that are mapped from files."""
-    widths = {"cells": (np.float32, cells_of_tiles(shape.rows, shape.tile)), "diagonal": (np.float64, shape.rows + 1)}
+    widths = {"cells": (np.float32, count_tile_cells(shape.rows, shape.tile)), "diagonal": (np.float64, shape.rows + 1)}
     cells, diagonal = (
         np.lib.format.open_memmap(f"{stem}-{part}.npy", "w+", dtype, (shape.batches, width))
         for part, (dtype, width) in widths.items()
@@ -142,7 +145,7 @@ def _open(stem: str) -> Files:
     return cells, diagonal
 
 
-def _grams(kernels: Sequence[Kernel], layer: Sequence[Files], batch: int, device: str) -> Grams:
+def _read_batch_grams(kernels: Sequence[Kernel], layer: Sequence[Files], batch: int, device: str) -> Grams:
     tiles, scales = {}, {}
     for kernel, (cells, diagonal) in zip(kernels, layer, strict=True):
         parts = (cells[batch], diagonal[batch, :-1])

@@ -29,7 +29,7 @@ from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, join
 from repsim_cli.engine.expected import RowPlaces, index_row_places
 from repsim_cli.engine.first_look import FirstLook
-from repsim_cli.engine.grams import BatchShape, Keep, kernels_by_batch, pack_batches
+from repsim_cli.engine.grams import BatchShape, Keep, make_kernel_lister, pack_batches
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import plan_passes
 from repsim_cli.engine.one_by_one import note_name
@@ -197,7 +197,7 @@ def estimate_matrices(
         shape = BatchShape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
         keep = keep_tiles(run, rows, measures, shape, progress)
         stream = partial(rows.stream_layers, progress=progress)
-        kernels = kernels_by_batch(measures, comparison.documents_apart)
+        kernels = make_kernel_lister(measures, comparison.documents_apart)
         return pack_batches(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
 
     with PairWork(
@@ -234,7 +234,7 @@ def estimate_matrices(
             save=save,
             wanted=comparison.wanted,
             work=work,
-            places=places_for(comparison),
+            places=make_places_finder(comparison),
             documents=comparison.documents_apart,
         )
     if jackknifed:
@@ -256,7 +256,7 @@ def make_chance_observer(comparison: Comparison) -> Statistics:
     return chance.observe_chance(comparison.units, comparison.numbers, comparison.batches, comparison.seed)
 
 
-def places_for(comparison: Comparison) -> Callable[[int], RowPlaces | None]:
+def make_places_finder(comparison: Comparison) -> Callable[[int], RowPlaces | None]:
     """Makes what finds the places of a batch's rows, where the exact means of inner products are wanted."""
     units, layers = comparison.units, len(comparison.layers)
     inner = any(isinstance(measure, InnerProduct) for measure in comparison.measures.values())

@@ -28,7 +28,7 @@ PART = 1024  # features of them that are centred at a time
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 
 
-def moment_pairs(
+def compute_pairs_from_moments(
     measures: Mapping[str, Measure],
     passes: Passes,
     *,
@@ -51,7 +51,7 @@ def moment_pairs(
     rows = 0
     for cells in plan_passes(widths, room):
         chosen = sorted({layer for cell in cells for layer in cell})
-        covariances, read = _covariances(passes(chosen), chosen, cells, single)
+        covariances, read = _compute_covariances(passes(chosen), chosen, cells, single)
         rows = read[chosen[0]].rows
         trim()  # cross products leave no room for what is kept
         with file_warnings(notices, measures):
@@ -170,7 +170,7 @@ class _LayerPass(NamedTuple):
         return Second(covariance, sizes, self.rows, rank.find_stored_precision(self.single))
 
 
-def _covariances(
+def _compute_covariances(
     stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell], single_products: bool
 ) -> tuple[dict[Cell, Tensor], dict[int, _LayerPass]]:
     """x'y of the centred rows of these pairs of layers; and of each layer its mean and the kind of its numbers.
@@ -195,7 +195,7 @@ def _covariances(
                 x[:, start : start + y.shape[1]] = y
             if shift is None or total is None:
                 shift, total = x.mean(0), x.new_zeros(x.shape[1])
-                strips = _strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
+                strips = _build_strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
                 together = _Together(strips, x.shape[1], x.device) if single_products else None
             x -= shift
             if together is None:
@@ -262,7 +262,7 @@ class _Together:
         self.filled = 0
 
 
-def _strips(cells: Sequence[Cell], places: Mapping[int, slice], like: Tensor) -> list[_Strip]:
+def _build_strips(cells: Sequence[Cell], places: Mapping[int, slice], like: Tensor) -> list[_Strip]:
     strips: list[_Strip] = []
     runs: list[list[Cell]] = []
     for a, b in sorted(cells):

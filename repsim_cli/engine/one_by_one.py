@@ -75,7 +75,7 @@ def note_name(label: str) -> str:
 AUDITED = 40  # pairs at most: POT takes seconds for each
 
 
-def slow_pairs(
+def compute_slow_pairs(
     label: str,
     measure: Pairwise,
     states: Sequence[Any],
@@ -97,7 +97,7 @@ def slow_pairs(
     shape = (count, count, 1 + len(slow.details))
     note = note_name(label)
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
-    turn = turn._replace(later=_later(cells, count, turn))
+    turn = turn._replace(later=_count_later_pairs(cells, count, turn))
     undefined |= solve_all(solve, states, cells, noted, name=measure.name, names=names, turn=turn)
     numbers = np.array(noted)
     if measure.card.symmetric:
@@ -119,7 +119,7 @@ def slow_pairs(
     return value, further
 
 
-def _later(cells: Sequence[Cell], count: int, turn: PairTurn) -> int:
+def _count_later_pairs(cells: Sequence[Cell], count: int, turn: PairTurn) -> int:
     """How many pairs are left to solve in later batches."""
     known, later = turn.known, range(turn.batch + 1, 1 if turn.work is None else turn.work.batches)
     if known is None or not cells:

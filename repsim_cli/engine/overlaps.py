@@ -24,7 +24,7 @@ def compute_mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
     unit, place, across, together = (
         part.cpu().numpy() for part in (places.unit, places.place, places.across, places.together)
     )
-    (i, j), n = _entries(lists), len(unit)
+    (i, j), n = _index_list_entries(lists), len(unit)
     same, p, q = unit[i] == unit[j], place[i], place[j]
     weight = np.where(same, together[p, q], across[p, q])
     met = weight > 0
@@ -40,13 +40,13 @@ def count_overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o
     """Counts the rows that the lists of two representations have in common, with the rows of the column's in each of
     these orders. Its lists are kept, as in `compute_mean_overlap`: rows are not looked for anew."""
     moved = [order.argsort()[each[:, order].long().cpu()] for order in orders for each in lists]
-    i, j = _entries([*lists, *moved])
+    i, j = _index_list_entries([*lists, *moved])
     every = np.ones(j.shape, bool)
     cross = _sum_shared(i * len(orders[0]) + j, every.astype(float), every, len(lists))
     return torch.from_numpy(cross).unflatten(1, (len(orders), len(lists))).transpose(0, 1)
 
 
-def _entries(lists: Lists) -> tuple[Int[np.ndarray, "r e"], Int[np.ndarray, "r e"]]:
+def _index_list_entries(lists: Lists) -> tuple[Int[np.ndarray, "r e"], Int[np.ndarray, "r e"]]:
     """Makes the row and the column of every entry of the lists."""
     k, n = lists[0].shape
     j = np.stack([each.flatten().cpu().numpy() for each in lists]).astype(np.int64)

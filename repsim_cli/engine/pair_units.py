@@ -67,7 +67,7 @@ class PairWorker(RowWorker[Comparison]):
         fitted = part.extract.fit_to(total)
         part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole, extract=fitted)
         content = Content.of(part, sequences, identities, by=matrices.__name__)
-        wanted = _block(part, models, bound.card.symmetric)
+        wanted = _mark_wanted_pairs(part, models, bound.card.symmetric)
         with open_pairs(run, part.measures, content, wanted) as known:
             if all(entry.complete for pairs in known.values() for entry in pairs.entries.values()):
                 return False
@@ -95,7 +95,7 @@ class PairWorker(RowWorker[Comparison]):
         return permute_ahead(run, comparison, measure, range(first, stop), self.sequences, identities)
 
 
-def _block(comparison: Comparison, models: Sequence[str], symmetric: bool) -> Wanted:
+def _mark_wanted_pairs(comparison: Comparison, models: Sequence[str], symmetric: bool) -> Wanted:
     """Which layers of one model or two are compared: the first's with the second's, as the run wants."""
     at, count = list(comparison.models), len(comparison.layers)
     i, j = (comparison.places[at.index(label)] for label in models)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.expected import Collector, RowPlaces
-from repsim_cli.engine.one_by_one import compute_pair_values, convert_to_numpy, slow_pairs
+from repsim_cli.engine.one_by_one import compute_pair_values, compute_slow_pairs, convert_to_numpy
 from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
 from repsim_cli.engine.undefined import (
     Cell,
@@ -47,8 +47,8 @@ from repsim_cli.measures.inner import (
     State,
     Tiles,
     compute_inner_products,
+    compute_products_from_tiles,
     prepare_states,
-    products_of_tiles,
     tile_packed,
 )
 
@@ -186,7 +186,7 @@ def compute_all_pairs(
         if prepared is not None:
             observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
 
-    for label, prepared in _inner_products(measures, representations, names, tile, without, places):
+    for label, prepared in _prepare_inner_products(measures, representations, names, tile, without, places):
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
         with attribute_warnings([label]):
@@ -213,7 +213,7 @@ def compute_all_pairs(
                 with attribute_warnings([label]):
                     values = compute_pair_values(measure, states, states, names, left, undefined, turn)
             else:
-                values, details = slow_pairs(label, measure, kept, names, left, undefined, turn)
+                values, details = compute_slow_pairs(label, measure, kept, names, left, undefined, turn)
                 prepared = replace(prepared, details=details)
             finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
         if work is not None:
@@ -250,7 +250,7 @@ def _drop_failed(wanted: Wanted | None, lacking: Undefined, count: int) -> Wante
     return mask(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
 
 
-def hsic_products(
+def compute_unnormalised_hsic(
     measures: Mapping[str, Measure],
     representations: Batch,
     names: Sequence[str],
@@ -263,7 +263,7 @@ def hsic_products(
     measures = {label: restrict_to_other_documents(measure, documents) for label, measure in measures.items()}
     count, sums = len(representations), {}
     without: dict[str, Undefined] = {}
-    for label, prepared in _inner_products(measures, representations, names, tile, without):
+    for label, prepared in _prepare_inner_products(measures, representations, names, tile, without):
         measure = prepared.measure
         measure.check(names, [x.shape for x in representations], None)
         scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
@@ -285,7 +285,7 @@ def check_of_hsic(measure: Measure) -> OfHsic:
     return measure
 
 
-def _inner_products(
+def _prepare_inner_products(
     measures: Mapping[str, Measure],
     representations: Batch,
     names: Sequence[str],
@@ -311,7 +311,7 @@ def _inner_products(
         for kernel in kernels:
             try:
                 with attribute_warnings(sharing[_find_maker(kernel)]):
-                    made[kernel][a] = run_with_label(name, partial(_state, kernel, x, features))
+                    made[kernel][a] = run_with_label(name, partial(_prepare_state, kernel, x, features))
             except Degenerate as error:
                 failed[kernel][a] = error
     for label, measure in list(inner.items()):
@@ -325,9 +325,12 @@ def _inner_products(
     wanted, means = [(measure.row, measure.column) for measure in inner.values()], {}
     if grams:
         kernels = [kernel for kernel, _ in wanted if isinstance(kernel, Kernel)]  # all: others cannot be in files
-        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in at_place[kernel]], n, tile) for kernel in kernels]
+        crosses = [
+            compute_products_from_tiles([grams[a].tiles[kernel] for a in at_place[kernel]], n, tile)
+            for kernel in kernels
+        ]
     else:
-        crosses, means = _products(wanted, states, n, tile, places)
+        crosses, means = _compute_products_and_means(wanted, states, n, tile, places)
     for (label, measure), cross in zip(inner.items(), crosses, strict=True):
         norms = compute_self_products(measure, cross, n, dtype)
         undefined = list_undefined_cells(failed[measure.row], failed[measure.column], count)
@@ -336,7 +339,7 @@ def _inner_products(
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
 
 
-def _products(
+def _compute_products_and_means(
     wanted: Sequence[tuple[AnyKernel, AnyKernel]],
     states: Mapping[AnyKernel, Sequence[State]],
     n: int,
@@ -354,7 +357,7 @@ def _products(
     return crosses, collector.means()
 
 
-def _state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:
+def _prepare_state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:
     if isinstance(x, Grams):
         assert isinstance(kernel, Kernel)
         return x.state(kernel)

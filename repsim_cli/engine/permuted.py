@@ -63,7 +63,7 @@ def permute_pairs(
         moved = {}
         for k in some:
             whole = _compute_cell_ratio(measure.column, orders[k], n)
-            moved[_alias(measure.column)] = [_reorder(measure.column, x, orders[k], n, whole) for x in columns]
+            moved[_copy_kernel(measure.column)] = [_reorder(measure.column, x, orders[k], n, whole) for x in columns]
         crosses = compute_inner_products(
             [(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile
         )
@@ -85,7 +85,7 @@ def permute_sampled(
     for turn, order in zip(turns, orders, strict=True):
         state = prepared.states[measure.column][some[turn]]
         moved.append(_reorder(measure.column, state, order, n, _compute_cell_ratio(measure.column, order, n)))
-    alias = _alias(measure.column)
+    alias = _copy_kernel(measure.column)
     (cross,) = compute_inner_products([(measure.row, alias)], {measure.row: rows, alias: moved}, n, prepared.tile)
     norms = prepared.norms[list(some)] if len(prepared.norms) else prepared.norms
     columns = norms[turns] if len(norms) else norms
@@ -100,7 +100,7 @@ def convert_to_notes(values: Tensor) -> np.ndarray:
     return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
 
 
-def _alias(kernel: AnyKernel) -> AnyKernel:
+def _copy_kernel(kernel: AnyKernel) -> AnyKernel:
     if isinstance(kernel, Packed):
         return Packed(cells=lambda x: kernel.cells(x))
     return replace(kernel, features=lambda x: kernel.features(x))

@@ -164,7 +164,7 @@ class PairTurn(NamedTuple):
 ALONE = PairTurn()
 
 
-def file_state(work: PairWork, state: Any) -> Any:
+def map_state_from_files(work: PairWork, state: Any) -> Any:
     """The state, mapped from files where it has several parts, so that it takes no memory until it is read."""
     return open_state(work.keep(state)) if isinstance(state, tuple) else state
 

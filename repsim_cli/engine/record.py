@@ -20,7 +20,7 @@ from repsim_cli.runs.results import Run
 from repsim_cli.runs.so_far import Writer
 
 
-def card_record(measure: Measure) -> dict[str, Any]:
+def make_card_record(measure: Measure) -> dict[str, Any]:
     """The card as results.json has it. cosine: whether the value is a cosine, whose angle is a metric."""
     return {**measure.card.record(), "cosine": is_cosine(measure)}
 
@@ -128,7 +128,7 @@ def make_map_writer(run: Run, comparison: Comparison, of: int = 0) -> Writer:
     return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells, of=of)
 
 
-def blocks_record(
+def record_square_matrices(
     run: Run,
     label: str,
     measure: Measure,
@@ -169,7 +169,7 @@ def _record(
             "batches": sampled.batches,
             **({"remedies": remedies} if (remedies := run.manifest.get("remedies")) else {}),
         },
-        card=card_record(measure),
+        card=make_card_record(measure),
         matrices=matrices,
         null=null,
     )

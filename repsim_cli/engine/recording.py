@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from repsim_cli.activations.cached import Identities, open_cache
 from repsim_cli.activations.rows import cut_sequence_windows
-from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
+from repsim_cli.activations.stored import Recorder, gather, make_activations_key, name_window
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.rows import hash_models, record_alone, tally
@@ -39,12 +39,15 @@ def plan_recordings(extraction: Extraction) -> Iterator[Phase]:
     live, workers = extraction.live, extraction.hardware.processes or 1
     shards = workers // max(len(live), 1)
     if shards > 1:
-        yield "shards of activations", [_shard(label, number, shards) for label in live for number in range(shards)]
+        yield (
+            "shards of activations",
+            [_make_shard_unit(label, number, shards) for label in live for number in range(shards)],
+        )
     args = [{"label": label, "shards": shards} for label in live]
     yield "activations", [Unit(kind="activations", name=f"activations of {x['label']}", args=x) for x in args]
 
 
-def _shard(label: str, number: int, count: int) -> Unit:
+def _make_shard_unit(label: str, number: int, count: int) -> Unit:
     args = {"label": label, "number": number, "count": count}
     return Unit(kind="shard", name=f"shard {number} of activations of {label}", args=args, group=label)
 
@@ -98,7 +101,7 @@ class RowWorker(Generic[Of]):
         extract, hardware, sequences = extraction.extract, extraction.hardware, self.sequences
         if goes_by_block(extraction.live[label], hardware):  # its weights are read once for all rows
             return False
-        whole = activations_key(identities[label], sequences[label], extract, reading.points, hardware.dtype)
+        whole = make_activations_key(identities[label], sequences[label], extract, reading.points, hardware.dtype)
         with open_cache(
             [reading], sequences, identities, extract, hardware.dtype, run.warn, (number, count)
         ) as entries:
@@ -106,7 +109,7 @@ class RowWorker(Generic[Of]):
                 return False
             every = cut_sequence_windows(sequences, extract, hardware)[number::count]
             # a run that was cut off may have left some
-            windows = [window for window in every if not Entry("activations", whole).has(window_name(window))]
+            windows = [window for window in every if not Entry("activations", whole).has(name_window(window))]
             if windows:
                 counts = tally(run, extraction.models)
                 record_alone(run, extraction, reading, entries[label], sequences, counts, windows)

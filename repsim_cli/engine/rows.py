@@ -16,7 +16,7 @@ from repsim_cli.activations.by_block import ByBlock, make_part_loader, run_by_bl
 from repsim_cli.activations.cached import Identities, entries_of, find_cached_reading, open_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import name_errors
-from repsim_cli.activations.places import row_positions, rows_left
+from repsim_cli.activations.places import list_row_positions, mark_kept_rows
 from repsim_cli.activations.readings import Layer, Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import RowBlock, cut_sequence_windows, stream_row_batches, stream_row_blocks
@@ -159,14 +159,14 @@ class Rows:
 
 def make_diagnosis(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
     """The diagnosis of the run's layers, before any row has passed."""
-    places = {label: row_positions(given, extraction.extract) for label, given in sequences.items()}
+    places = {label: list_row_positions(given, extraction.extract) for label, given in sequences.items()}
     return Diagnosis(places, extraction.total, extraction.seed)
 
 
 def hash_models(run: Run, extraction: Extraction) -> Identities:
     """The identity of each model, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
-        identities = {label: _identity(model, extraction.hardware) for label, model in extraction.models.items()}
+        identities = {label: _identify_model(model, extraction.hardware) for label, model in extraction.models.items()}
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
@@ -238,7 +238,7 @@ def record_alone(
         )
 
 
-def _identity(model: AnySource, hardware: Hardware) -> dict[str, Any]:
+def _identify_model(model: AnySource, hardware: Hardware) -> dict[str, Any]:
     """What a model is, and the dtype in which its stream is kept on disk where it is another one."""
     other = hardware.stream is not None and isinstance(model, Source) and goes_by_block(model, hardware)
     return {**model.identity(), **({"stream": hardware.stream} if other else {})}
@@ -288,7 +288,7 @@ def open_rows(
             modules=modules,
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             tally=counts,
-            remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
+            remedies=Remedies(extract, None if given is None else mark_kept_rows(given, extract)),
             diagnosis=make_diagnosis(extraction, sequences) if diagnose else None,
             same=SameLayers(extraction.readings, hardware.dtype) if diagnose else None,
             groups=groups,

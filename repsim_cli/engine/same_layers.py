@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.base.plain import blocks_named
+from repsim_cli.base.plain import name_blocks
 from repsim_cli.models.precision import UNIT
 from repsim_cli.runs.content import Table
 
@@ -43,7 +43,7 @@ def name_layers(names: Sequence[str]) -> str:
     matches = [POINT.fullmatch(name) for name in names]
     blocks = [int(match[2]) for match in matches if match]
     others = [name for name, match in zip(names, matches, strict=True) if not match]
-    return ", ".join([*others, *([blocks_named(blocks)] if blocks else [])])
+    return ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
 
 
 @dataclass
@@ -109,7 +109,7 @@ class SameLayers:
     def _pairs(self) -> Iterator[tuple[tuple[str, str], ModelPair]]:
         ends = list(itertools.accumulate((len(reading.layers) for reading in self.readings), initial=0))
         for (i, x), (j, y) in itertools.combinations(enumerate(self.readings), 2):
-            if _shape(x.layers) != _shape(y.layers):
+            if _list_layer_widths(x.layers) != _list_layer_widths(y.layers):
                 continue
             chosen = choose_ordered_layers([layer.name for layer in x.layers])
             count, names = len(chosen), [x.layers[a].name for a in chosen]
@@ -123,5 +123,5 @@ class SameLayers:
         return Table(columns=["models", "the same layers"], rows=rows) if rows else None
 
 
-def _shape(layers: Sequence[Layer]) -> list[tuple[str, int]]:
+def _list_layer_widths(layers: Sequence[Layer]) -> list[tuple[str, int]]:
     return [(layer.name, layer.width) for layer in layers]

@@ -60,8 +60,8 @@ def compute_sampled(
     unrelated: whether the level of chance is wanted: what the lists give beside lists of other rows at random.
     """
     ks = {label: count_neighbours(measure.settings["k"], asked.total) for label, measure in measures.items()}
-    layers = _layers(stream(), asked.rows)
-    found = _stream_nearest(layers, stream(), asked, max(ks.values()))
+    layers = _read_sampled_layers(stream(), asked.rows)
+    found = _find_nearest_in_stream(layers, stream(), asked, max(ks.values()))
     notices: Notices = {}
     matrices = {}
     for label, measure in measures.items():
@@ -69,8 +69,8 @@ def compute_sampled(
         with file_warnings(notices, [label]):
             for name, layer, near in zip(names, layers, found, strict=True):
                 run_with_label(name, partial(_warn, near.values, k, layer.rows))
-        tables = [_table(near, k) for near in found]
-        values, se = _means(of_rows, tables, asked.total)
+        tables = [_build_neighbour_table(near, k) for near in found]
+        values, se = _average_sampled_rows(of_rows, tables, asked.total)
         generator = torch.Generator().manual_seed(seed)
         levels = [
             of_rows(tables, [_draw_neighbours(asked, k, generator)]).mean((1, 2)) for _ in range(ORDERS * unrelated)
@@ -81,7 +81,7 @@ def compute_sampled(
             estimate="sampled",
             rows=len(asked.rows),
             batches=1,
-            statistics=_chance(torch.stack(levels), len(names)) if levels else {},
+            statistics=_summarise_chance_draws(torch.stack(levels), len(names)) if levels else {},
             notices=notices.get(label, []),
         )
     return matrices
@@ -113,7 +113,7 @@ class _Near(NamedTuple):
     rows: Int[Tensor, "m k+1"]
 
 
-def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
+def _read_sampled_layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
     """Raises BadInput where there is no row."""
     totals, taken, count = [], [], 0
     for batch in stream:
@@ -128,7 +128,7 @@ def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> l
     return [_SampledLayer(total / count, x) for total, x in zip(totals, rows, strict=True)]
 
 
-def _stream_nearest(
+def _find_nearest_in_stream(
     layers: Sequence[_SampledLayer], stream: Iterable[Sequence[Tensor]], asked: QueryRows, k: int
 ) -> list[_Near]:
     """Finds the k + 1 nearest rows of every sampled row in every layer, or all where there are fewer. Raises Degenerate
@@ -150,7 +150,7 @@ def _stream_nearest(
         numbers = torch.arange(start, start + len(batch[0]), device=device)
         away = _find_left_out(asked, rows, numbers)
         for a, (layer, x) in enumerate(zip(layers, batch, strict=True)):
-            found[a] = _nearer(found[a], units[a], layer.units(x), numbers, away, kept)
+            found[a] = _merge_nearest(found[a], units[a], layer.units(x), numbers, away, kept)
         start += len(numbers)
     return found
 
@@ -174,7 +174,7 @@ def _find_left_out(asked: QueryRows, rows: Int[Tensor, " m"], numbers: Int[Tenso
     return documents[rows, None] == documents[numbers]
 
 
-def _nearer(
+def _merge_nearest(
     found: _Near,
     units: Float[Tensor, "m d"],
     others: Float[Tensor, "b d"],
@@ -201,14 +201,14 @@ def _warn(near: Float[Tensor, "m k+1"], k: int, x: Float[Tensor, "m d"]) -> None
         warn_of_rounding(count_rounded(near[:, : k + 1], k, x) - tied, len(near), k)
 
 
-def _table(near: _Near, k: int) -> NearestRows:
+def _build_neighbour_table(near: _Near, k: int) -> NearestRows:
     """Of sampled rows alone: which of them are near each other is not known."""
     lists = near.rows[:, :k].T.contiguous()
     similarities = (1 + near.values[:, :k].T).contiguous()
     return NearestRows(lists, similarities, torch.zeros_like(lists, dtype=torch.bool), near.values.new_empty(0, 0))
 
 
-def _means(
+def _average_sampled_rows(
     of_rows: Callable[[Sequence[NearestRows], Sequence[NearestRows]], Tensor], tables: Sequence[NearestRows], total: int
 ) -> tuple[Tensor, Tensor]:
     """The mean over sampled rows of all pairs, and its standard error, without replacement."""
@@ -246,7 +246,7 @@ def _find_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "
     return refused
 
 
-def _chance(levels: Float[Tensor, "o r"], layers: int) -> dict[str, Tensor]:
+def _summarise_chance_draws(levels: Float[Tensor, "o r"], layers: int) -> dict[str, Tensor]:
     """The statistics of `chance.py`: one level for all cells, of so many draws."""
     every = torch.ones(layers, layers, dtype=torch.float64)
     of_draws = levels.mean(1).cpu()

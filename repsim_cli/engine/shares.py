@@ -84,13 +84,13 @@ class Fold(NamedTuple):
     alone: Cells
 
 
-def _sums(x: Tensor, of: Tensor, count: int | None = None) -> Tensor:
+def _sum_by_group(x: Tensor, of: Tensor, count: int | None = None) -> Tensor:
     """Adds what belongs together."""
     size = (int(of.max()) + 1 if len(of) else 0) if count is None else count
     return x.new_zeros(size, *x.shape[1:]).index_add_(0, of, x)
 
 
-def _cells(rows: Some, classes: Codes, documents: Codes, groups: Codes, total: Int[np.ndarray, " t"]) -> Cells:
+def _build_cells(rows: Some, classes: Codes, documents: Codes, groups: Codes, total: Int[np.ndarray, " t"]) -> Cells:
     """classes, documents, groups: of all rows of the sample. total: rows whose number the covariance is a mean over."""
     most = documents.max() + 1
     keys, cell = np.unique((classes[rows] * GROUPS + groups[rows]) * most + documents[rows], return_inverse=True)
@@ -110,23 +110,23 @@ def fold(rows: Some, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
     has = stands_in[tokens[rows]] > 1
     none = np.zeros_like(tokens)
     return Fold(
-        _cells(rows, none, documents, groups, rows),
-        _cells(rows[has], tokens, documents, groups, rows),
-        _cells(rows[~has], none, documents, groups, rows),
+        _build_cells(rows, none, documents, groups, rows),
+        _build_cells(rows[has], tokens, documents, groups, rows),
+        _build_cells(rows[~has], none, documents, groups, rows),
     )
 
 
-def covariance(cells: Cells, x: Rows, y: Rows) -> Float[Tensor, "p q"]:
+def compute_class_covariance(cells: Cells, x: Rows, y: Rows) -> Float[Tensor, "p q"]:
     """Computes the covariance of the columns of x (n, p) and y (n, q) within classes: the mean, over classes by their
     share of all rows, of (x_i - x_j)(y_i - y_j)' / 2 over pairs of rows of different documents."""
-    n, squares = _sums(cells.counts, cells.of_class), _sums(cells.counts**2, cells.of_class)
+    n, squares = _sum_by_group(cells.counts, cells.of_class), _sum_by_group(cells.counts**2, cells.of_class)
     pairs = n**2 - squares
     weight = torch.where(pairs > 0, n / cells.total / pairs.clamp_min(1), 0.0)
     of_row = cells.of_class[cells.cell]
     per_row = weight[of_row] * (n[of_row] - cells.counts[cells.cell])
     x, y = x[cells.rows], y[cells.rows]
-    in_cells = _sums(x, cells.cell), _sums(y, cells.cell)
-    in_classes = [_sums(each, cells.of_class) for each in in_cells]
+    in_cells = _sum_by_group(x, cells.cell), _sum_by_group(y, cells.cell)
+    in_classes = [_sum_by_group(each, cells.of_class) for each in in_cells]
     scales = per_row, weight[cells.of_class], -weight
     left = torch.cat(
         [z * scale[:, None].to(z) for z, scale in zip((x, in_cells[0], in_classes[0]), scales, strict=True)]
@@ -135,23 +135,23 @@ def covariance(cells: Cells, x: Rows, y: Rows) -> Float[Tensor, "p q"]:
 
 
 def compute_covariance_products(cells: Cells, x: Rows, y: Rows, other: Float[Tensor, "p q"]) -> Jackknifed:
-    """Computes the inner product of `covariance` and another matrix, and the same without each group of documents. What
-    has a partner in the group alone is then taken to be like the others."""
+    """Computes the inner product of `compute_class_covariance` and another matrix, and the same without each group of
+    documents. What has a partner in the group alone is then taken to be like the others."""
     u, y = x[cells.rows] @ other, y[cells.rows]
     dots = (u * y).sum(1).double()
-    cells_u, cells_y = _sums(u, cells.cell), _sums(y, cells.cell)
-    parts_u, parts_y = _sums(cells_u, cells.part), _sums(cells_y, cells.part)
-    whole_u, whole_y = _sums(parts_u, cells.of_part), _sums(parts_y, cells.of_part)
-    own = _sums(dots, cells.cell)
+    cells_u, cells_y = _sum_by_group(u, cells.cell), _sum_by_group(y, cells.cell)
+    parts_u, parts_y = _sum_by_group(cells_u, cells.part), _sum_by_group(cells_y, cells.part)
+    whole_u, whole_y = _sum_by_group(parts_u, cells.of_part), _sum_by_group(parts_y, cells.of_part)
+    own = _sum_by_group(dots, cells.cell)
     # columns: rows, pairs of one document, x'y, x'y times the rows of its cell, products of cells
     columns = [cells.counts, cells.counts**2, own, own * cells.counts, (cells_u * cells_y).sum(1).double()]
-    in_parts = _sums(torch.stack(columns, 1), cells.part)
-    in_classes = _sums(in_parts, cells.of_part)
+    in_parts = _sum_by_group(torch.stack(columns, 1), cells.part)
+    in_classes = _sum_by_group(in_parts, cells.of_part)
     squared = (whole_u * whole_y).sum(1).double()
     mixed = (whole_u[cells.of_part] * parts_y + parts_u * whole_y[cells.of_part] - parts_u * parts_y).sum(1).double()
-    n, value = _means(in_classes, squared)
-    left, without = _means(in_classes[cells.of_part] - in_parts, squared[cells.of_part] - mixed)
-    in_groups = partial(_sums, of=cells.group, count=len(cells.sizes))
+    n, value = _average_within_classes(in_classes, squared)
+    left, without = _average_within_classes(in_classes[cells.of_part] - in_parts, squared[cells.of_part] - mixed)
+    in_groups = partial(_sum_by_group, of=cells.group, count=len(cells.sizes))
     known, share = torch.where(value.isfinite(), n, 0.0), (n * value).nan_to_num(0.0)
     rows, known_left = n.sum() - in_groups(in_parts[:, 0]), torch.where(without.isfinite(), left, 0.0)
     partnered = known.sum() + in_groups(known_left - known[cells.of_part])
@@ -160,7 +160,7 @@ def compute_covariance_products(cells: Cells, x: Rows, y: Rows, other: Float[Ten
     return torch.cat([share.sum()[None] / cells.total, each]).numpy()
 
 
-def _means(columns: Float[Tensor, "c 5"], squared: Float[Tensor, " c"]) -> tuple[Tensor, Tensor]:
+def _average_within_classes(columns: Float[Tensor, "c 5"], squared: Float[Tensor, " c"]) -> tuple[Tensor, Tensor]:
     """The rows of each class and their mean, NaN where no two rows are of different documents."""
     n, squares, own, weighted, in_cells = columns.T
     pairs = n**2 - squares
@@ -196,7 +196,7 @@ WHOLE = -1  # beside the numbers of groups: without none
 def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Design:
     """Splits rows by their documents, numbered from 0 in the order of the text, of which there are LEAST or more.
     tokens: by row. twins: whether features of twins will be read out."""
-    groups = _stretches(documents, GROUPS)
+    groups = _number_document_stretches(documents, GROUPS)
     of_fold = np.split(np.arange(GROUPS), FOLDS)
     inside = [np.isin(groups, of) for of in of_fold]
     parts = [[fold(np.flatnonzero(rows), tokens, documents, groups) for rows in (each, ~each)] for each in inside]
@@ -207,13 +207,13 @@ def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Desig
         if twins
     ]
     alone = float(np.mean([len(each.alone.rows) / each.alone.total for each in others]))
-    within = _stretches(documents, 2 * GROUPS)
+    within = _number_document_stretches(documents, 2 * GROUPS)
     halves = [np.flatnonzero(within // GROUPS == each) for each in (0, 1)]
     direction, judged = (fold(half, tokens, documents, within % GROUPS) for half in halves)
     return Design(folds, others, of_fold, read, alone, (direction, judged), tokens, documents)
 
 
-def _stretches(documents: Codes, count: int) -> Codes:
+def _number_document_stretches(documents: Codes, count: int) -> Codes:
     """Numbers, by row, so many stretches of about equally many documents."""
     return documents * count // (documents.max() + 1)
 
@@ -222,9 +222,9 @@ def compute_part_products(given: Design, x: Rows, y: Rows) -> Float[np.ndarray, 
     """<C, C>, <C, rest> and <C, alone>, each without bias, with all documents and without each group of them."""
     found = np.zeros((3, 1 + GROUPS))
     for one, others in zip(given.folds, given.others, strict=True):
-        whole = covariance(one.whole, x, y)
+        whole = compute_class_covariance(one.whole, x, y)
         for k, part in enumerate(others):
-            ours = compute_covariance_products(one.whole, x, y, covariance(part, x, y))
+            ours = compute_covariance_products(one.whole, x, y, compute_class_covariance(part, x, y))
             # a group is in the fold or among the others: what is without it is then another, and the other the same
             found[k] += ours + compute_covariance_products(part, x, y, whole) - ours[0]
     return found / FOLDS
@@ -234,8 +234,10 @@ def compute_squared_norm(given: Design, x: Rows) -> Jackknifed:
     """<C_xx, C_xx>, as `compute_part_products`."""
     found = np.zeros(1 + GROUPS)
     for one, others in zip(given.folds, given.others, strict=True):
-        ours = compute_covariance_products(one.whole, x, x, covariance(others.whole, x, x))
-        found += ours + compute_covariance_products(others.whole, x, x, covariance(one.whole, x, x)) - ours[0]
+        ours = compute_covariance_products(one.whole, x, x, compute_class_covariance(others.whole, x, x))
+        found += (
+            ours + compute_covariance_products(others.whole, x, x, compute_class_covariance(one.whole, x, x)) - ours[0]
+        )
     return found / FOLDS
 
 
@@ -247,7 +249,7 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
     found = np.zeros(1 + GROUPS)
     for e, one in enumerate(given.folds):
         left = [k for k in range(FOLDS) if k != e]
-        whole = covariance(one.whole, x, y)
+        whole = compute_class_covariance(one.whole, x, y)
         at_whole = {(k, g): block.of_x.T @ whole for k in left for g, block in blocks[k].items()}
 
         def term(without: int, left: list[int] = left, known: Mapping[tuple[int, int], Tensor] = at_whole) -> float:
@@ -271,37 +273,42 @@ def compute_p_beyond(given: Design, x: Rows, y: Rows) -> float:
     """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike, or documents
     that follow each other are, so that they count as too few."""
     direction, judged = given.halves
-    if not (_varies(direction, x) and _varies(direction, y)) or _estimate_inflation(given, x, y) > MOST:
+    if (
+        not (_varies_within_tokens(direction, x) and _varies_within_tokens(direction, y))
+        or _estimate_inflation(given, x, y) > MOST
+    ):
         return math.nan
-    whole, *left = compute_covariance_products(judged.within, x, y, covariance(direction.within, x, y))
-    error = _error(np.array(left))
+    whole, *left = compute_covariance_products(judged.within, x, y, compute_class_covariance(direction.within, x, y))
+    error = _estimate_jackknife_error(np.array(left))
     return float(scipy.stats.t.sf(whole / error, GROUPS - 1)) if error > 0 else math.nan
 
 
-def _varies(given: Fold, x: Rows) -> bool:
+def _varies_within_tokens(given: Fold, x: Rows) -> bool:
     """Tells whether rows of one token differ, by a few random directions."""
     seen = x @ torch.randn(x.shape[1], 4, generator=torch.Generator().manual_seed(0)).to(x)
-    within, whole = (float(covariance(cells, seen, seen).trace()) for cells in (given.within, given.whole))
+    within, whole = (
+        float(compute_class_covariance(cells, seen, seen).trace()) for cells in (given.within, given.whole)
+    )
     return within > CONSTANT * whole
 
 
 def _estimate_inflation(given: Design, x: Rows, y: Rows) -> float:
     """Estimates how much larger the variance of a covariance of effects of documents is than of independent ones: by
     Bartlett's formula from how alike documents are that are so far apart in the text, within tokens."""
-    alike = [find_range(_effects(given, z)) for z in (x, y)]
+    alike = [find_range(_compute_document_effects(given, z)) for z in (x, y)]
     return 1 + 2 * float((alike[0] * alike[1]).sum())
 
 
-def _effects(given: Design, x: Rows) -> Float[Tensor, "d p"]:
+def _compute_document_effects(given: Design, x: Rows) -> Float[Tensor, "d p"]:
     """Averages by document what rows differ by from the mean of their token."""
     tokens, documents = (torch.from_numpy(each) for each in (given.tokens, given.documents))
     x = x.double()
-    x = x - (_sums(x, tokens) / tokens.bincount().clamp_min(1)[:, None])[tokens]
-    means = _sums(x, documents) / documents.bincount()[:, None]
+    x = x - (_sum_by_group(x, tokens) / tokens.bincount().clamp_min(1)[:, None])[tokens]
+    means = _sum_by_group(x, documents) / documents.bincount()[:, None]
     return means - means.mean(0)
 
 
-def _error(without: Float[np.ndarray, " g"]) -> float:
+def _estimate_jackknife_error(without: Float[np.ndarray, " g"]) -> float:
     """The standard error of a number, from what it is without each group of documents."""
     return float(np.sqrt((GROUPS - 1) / GROUPS * np.square(without - without.mean()).sum()))
 
@@ -316,9 +323,9 @@ class Read(NamedTuple):
 
 def _read(cells: Cells, x: Rows, y: Rows, features: Rows, share: float) -> Read:
     """share: of the rows that have a partner, wherever it is; the covariance of the features is that of these."""
-    shared = covariance(cells, features, features).double()
+    shared = compute_class_covariance(cells, features, features).double()
     solved = torch.linalg.pinv(shared, hermitian=True)
-    of_x, of_y = ((solved @ covariance(cells, features, z).double()).T for z in (x, y))
+    of_x, of_y = ((solved @ compute_class_covariance(cells, features, z).double()).T for z in (x, y))
     return Read(of_x.to(x), of_y.to(y), (shared * (share * cells.total / max(len(cells.rows), 1))).to(x))
 
 
@@ -328,7 +335,7 @@ def compute_twin_features(given: Design, twins: Sequence[Rows]) -> Rows:
     each = given.features // len(twins)
     kept = []
     for z in twins:
-        within = torch.stack([covariance(others.within, z, z) for others in given.others]).sum(0).double()
+        within = torch.stack([compute_class_covariance(others.within, z, z) for others in given.others]).sum(0).double()
         values, vectors = torch.linalg.eigh(within)
         known = values > values[-1] * 1e-6
         chosen = vectors[:, known][:, -each:] / values[known][-each:].sqrt()
@@ -353,7 +360,7 @@ def compute_part_shares(
     found = {}
     for name, part in parts.items():
         whole, left = (part / scale)[0], (part / scale)[1:]
-        found[name] = Share(float(whole), wide * _error(left))
+        found[name] = Share(float(whole), wide * _estimate_jackknife_error(left))
     return found
 
 

@@ -21,7 +21,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.chance import compute_chance_mean
 from repsim_cli.engine.closed_null import compute_tail_p, standardise
-from repsim_cli.engine.corrections import correct, drop_families, group_into_families, permutations_needed
+from repsim_cli.engine.corrections import correct, count_needed_permutations, drop_families, group_into_families
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, compute_all_pairs
@@ -232,7 +232,7 @@ def judge(
         p = p_values(tested, drawn_values, card)
         among = group_into_families(tested, card, places, settings.family_of)
         family, rate = correct(p, tested, None if holm else drawn_values, card, among)
-        needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
+        needed = [count_needed_permutations(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
         depends = observed.get("depends")
         each = segments.count / matrix.batches
@@ -243,7 +243,9 @@ def judge(
         null |= {"family_of": settings.family_of, "families": len(among)}
         null |= {"permutations_for_q": max(needed)} if few else {}
         # without the similarity that random pairings keep by leaving rows in place
-        threshold = chance_level(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
+        threshold = (
+            compute_null_quantile(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
+        )
         calibration = calibrate(tested, threshold, card)
         return JudgedValues(
             p,
@@ -275,7 +277,9 @@ def calibrate(observed: Float[Tensor, "r r"], threshold: Float[Tensor, "r r"], c
     return excess if best is None else (excess / (sign * (best - threshold)).clamp_min(1e-12)).clamp_max(1)
 
 
-def chance_level(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
+def compute_null_quantile(
+    observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float
+) -> Matrix:
     """The 1 - alpha quantile of the null in the direction of closeness; the observed value is part of the null."""
     sign = 1 if card.larger_is_closer else -1
     pool = torch.cat([sign * observed[None], sign * null]).sort(0).values

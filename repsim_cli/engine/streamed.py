@@ -7,9 +7,9 @@ import torch
 
 from repsim_cli.data.base import draw
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.moments import compute_pairs_from_moments
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.processes import PairWork, file_state
+from repsim_cli.engine.processes import PairWork, map_state_from_files
 from repsim_cli.engine.rows import Rows
 from repsim_cli.engine.sampled import QueryRows, compute_sampled
 from repsim_cli.runs.results import Run
@@ -24,8 +24,8 @@ def compute_from_moments(run: Run, rows: Rows, comparison: Comparison) -> Matric
     passes = partial(rows.stream_layers, progress=progress)
     names, widths = comparison.names, [layer.width for layer in comparison.layers]
     with PairWork(folder=run.folder) as work:
-        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(file_state, work)}
-        return moment_pairs(comparison.measures, passes, **given)[0]
+        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(map_state_from_files, work)}
+        return compute_pairs_from_moments(comparison.measures, passes, **given)[0]
 
 
 def compute_from_neighbours(run: Run, rows: Rows, comparison: Comparison) -> Matrices:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures import InnerProduct
-from repsim_cli.measures.base import inner_values
+from repsim_cli.measures.base import compute_values_from_products
 
 Cell = tuple[int, int]
 Undefined = dict[Cell, Degenerate]
@@ -78,15 +78,16 @@ def compute_defined_values(
     names: Sequence[str],
     undefined: Undefined,
 ) -> Matrix:
-    """`inner_values`; where a representation is undefined with itself, its cells are NaN and added to `undefined`."""
+    """`compute_values_from_products`; where a representation is undefined with itself, its cells are NaN and added to
+    `undefined`."""
 
     def of(places: list[int]) -> Matrix:
         some = cross[places][:, places]
         sides = (states and [states[a] for a in places] for states in (rows, columns))
-        return inner_values(measure, some, norms[places] if len(norms) else norms, *sides)
+        return compute_values_from_products(measure, some, norms[places] if len(norms) else norms, *sides)
 
     try:
-        return inner_values(measure, cross, norms, rows, columns)
+        return compute_values_from_products(measure, cross, norms, rows, columns)
     except Degenerate:
         places = range(len(cross))
         alone = make_with_stand_ins(lambda a: of([a]), len(cross))[1]

@@ -64,7 +64,7 @@ def measure_dependence(
             by_chance = torch.stack(others)
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
-        found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
+        found[FOUND.index("twice"), 0] += _count_equal_means(means[:MOST], variance / k)
         found[FOUND.index("lags"), 0] = max(
             float(found[FOUND.index("lags"), 0]), float(find_range(means).square().sum())
         )
@@ -85,7 +85,7 @@ def find_range(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
     return apart[1 : k // 4 + 1].clamp_min(0) / apart[0]
 
 
-def _copies(means: Float[Tensor, "k d"], variance: Tensor) -> float:
+def _count_equal_means(means: Float[Tensor, "k d"], variance: Tensor) -> float:
     """Counts the pairs of documents that have the same mean."""
     squares = means.square().sum(1)
     apart = squares[:, None] + squares - 2 * means @ means.T

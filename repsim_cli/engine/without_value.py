@@ -26,7 +26,7 @@ class Lacking(NamedTuple):
     some: bool
 
 
-def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
+def select_measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
     """Lists the measures with a value at all, by label: the run skips all others, and warns of cells without a value.
 
     Raises NoValue where no measure has any.
@@ -65,8 +65,10 @@ def invert(labels: Mapping[str, str]) -> dict[str, list[str]]:
 def keep_matrices(
     run: Run, matrices: Mapping[str, SimilarityMatrix], wanted: Wanted | None = None
 ) -> dict[str, SimilarityMatrix]:
-    """Keeps the matrices with a value for any two layers (see `measures_with_values`)."""
-    labels = measures_with_values(run, {label: collect_lacking([matrix], wanted) for label, matrix in matrices.items()})
+    """Keeps the matrices with a value for any two layers (see `select_measures_with_values`)."""
+    labels = select_measures_with_values(
+        run, {label: collect_lacking([matrix], wanted) for label, matrix in matrices.items()}
+    )
     return {label: matrices[label] for label in labels}
 
 

@@ -16,7 +16,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.execution.base import REFUSED, Executor, Job, Record, Unit
 from repsim_cli.execution.records import note
-from repsim_cli.execution.worker import PASSED, identify_packages, token_file
+from repsim_cli.execution.worker import PASSED, find_token_file, identify_packages
 from repsim_cli.runs.cache import find_cache_folder
 from repsim_cli.runs.results import Run
 
@@ -157,7 +157,7 @@ def start_driver(
         ) from None
     drop_tokens()
     token = uuid.uuid4().hex
-    file = token_file(token)
+    file = find_token_file(token)
     with filelock.FileLock(file):
         executor = make()
         driver = Driver(executor=executor, run=run, name=name, price=price)

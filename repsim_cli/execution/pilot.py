@@ -13,7 +13,7 @@ import filelock
 
 from repsim_cli.execution.lines import Lines
 from repsim_cli.execution.pool import Held
-from repsim_cli.execution.worker import token_file
+from repsim_cli.execution.worker import find_token_file
 
 JOB = "job.json"
 BEAT = 10.0  # seconds between two signs of life
@@ -28,7 +28,7 @@ def open_worker_files(folder: Path, name: str) -> tuple[Lines, Lines]:
 
 def is_driven(token: str) -> bool:
     """Whether the driver still holds its lock."""
-    file = token_file(token)
+    file = find_token_file(token)
     if not file.is_file():
         return False
     try:

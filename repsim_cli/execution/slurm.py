@@ -96,7 +96,7 @@ def explain_refusal(reason: str, partition: str | None, partitions: Iterable[str
     )
 
 
-def _partitions() -> list[str]:
+def _list_partitions() -> list[str]:
     """Those that SLURM lists; none where it does not answer."""
     if shutil.which("sinfo") is None:
         return []
@@ -159,14 +159,14 @@ class Slurm(Pool):
         with delay():  # else an interrupt might leave a job that nobody knows
             try:
                 answer = run_slurm(
-                    *("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--job-name={_job_name(self.token)}"),
+                    *("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--job-name={_name_job(self.token)}"),
                     f"--array={numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"--array={numbers[0]}",
                     f"--output={self.folder}/worker-%a.log",
                     *list_sbatch_options(self.hardware, self.threads),
                     given=f"#!/bin/sh\nexec {shlex.join(command)} worker-$SLURM_ARRAY_TASK_ID\n",
                 )
             except BadInput as error:
-                raise explain_refusal(str(error), self.hardware.partition, _partitions()) from None
+                raise explain_refusal(str(error), self.hardware.partition, _list_partitions()) from None
             array = answer.strip().partition(";")[0]
             self._arrays.append(array)
             self._tasks |= {name: f"{array}_{number}" for name, number in zip(names, numbers, strict=True)}
@@ -247,7 +247,7 @@ class Slurm(Pool):
         """Finds the workers that ended, wait again, or are silent."""
         try:
             options = ("--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
-            tasks = parse_task_states(run_slurm("squeue", *options, f"--name={_job_name(self.token)}"))
+            tasks = parse_task_states(run_slurm("squeue", *options, f"--name={_name_job(self.token)}"))
         except BadInput as error:  # its controller restarts, or is busy
             log.warning("SLURM's queue cannot be read: %s", error)
             return
@@ -283,7 +283,7 @@ class Slurm(Pool):
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
 
 
-def _job_name(token: str) -> str:
+def _name_job(token: str) -> str:
     return f"repsim-{token[:12]}"
 
 
@@ -301,7 +301,7 @@ def _tidy() -> None:
         token = folder.name.removeprefix("run-")
         if not os.access(folder / JOB, os.R_OK) or is_driven(token):  # another user's, or of a driver that works
             continue
-        name = f"--name={_job_name(token)}"
+        name = f"--name={_name_job(token)}"
         _cancel("--me", "--state=PENDING", name)
         if not run_slurm("squeue", "--me", "--noheader", name).strip():
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from repsim_cli.config.run import RunConfig, build_from_keys
 from repsim_cli.engine.unit import Unit
 from repsim_cli.execution import make_executor
 from repsim_cli.execution.driver import start_driver
-from repsim_cli.models.sizes import weight_bytes
+from repsim_cli.models.sizes import count_weight_bytes
 from repsim_cli.models.source import Series, Source
 from repsim_cli.runs.results import Run, scratch
 
@@ -33,7 +33,7 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
         return
     threads = hardware.threads or torch.get_num_threads()
     with start_driver(
-        partial(make_executor, hardware, threads, worker_bytes(checked.models, hardware)),
+        partial(make_executor, hardware, threads, estimate_worker_bytes(checked.models, hardware)),
         run,
         name=hardware.executor,
         session=SESSION,
@@ -51,11 +51,11 @@ def perform_phases(checked: RunConfig, run: Run, driver: Any) -> None:
         driver.perform(units, label)
 
 
-def worker_bytes(models: Mapping[str, Any], hardware: Hardware) -> float:
+def estimate_worker_bytes(models: Mapping[str, Any], hardware: Hardware) -> float:
     """Bytes that a worker takes, roughly: Python, the weights of two models to stitch or of one and its batches, or a
     training."""
     weights = [
-        weight_bytes(model, hardware.dtype) * (TRAINED if model.make else 2)
+        count_weight_bytes(model, hardware.dtype) * (TRAINED if model.make else 2)
         for model in models.values()
         if isinstance(model, Source)
     ]

@@ -40,7 +40,7 @@ PASSED = (
 MOST_LOG = 50_000  # characters of a unit's log
 
 
-def token_file(token: str) -> Path:
+def find_token_file(token: str) -> Path:
     return find_cache_folder() / f"run-{token}.lock"
 
 
@@ -78,7 +78,7 @@ class Worker:
             raise BadInput(
                 f"the folder where the run was started is not there ({error.strerror}), got {job.folder}; share it"
             ) from None
-        file = token_file(job.token)
+        file = find_token_file(job.token)
         if not file.is_file():
             raise BadInput(
                 f"another cache than that of the run, got {find_cache_folder()}; set REPSIM_CACHE to a shared folder"
@@ -139,9 +139,9 @@ def identify_kernels() -> Mapping[str, Any]:
     """What the bits of results may depend on beside the code, as far as this process has loaded it."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"cpu": cpu_type()}
+        return {"cpu": read_cpu_type()}
     return {
-        "cpu": cpu_type(),
+        "cpu": read_cpu_type(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -149,7 +149,7 @@ def identify_kernels() -> Mapping[str, Any]:
 
 
 @cache
-def cpu_type() -> str:
+def read_cpu_type() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -156,7 +156,7 @@ def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:
     left, figure, title = width, None, ""
     for _ in range(TRIES):
         with room(left) as given:
-            figure = _legible(make, style.font, key)
+            figure = _make_legible_figure(make, style.font, key)
         title = figure.get_suptitle()
         figure.suptitle("")
         figure.set_label(title.partition("\n")[0])
@@ -182,7 +182,7 @@ def _mark(figure: Any) -> None:
             artist.set_gid("cell")
 
 
-def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
+def _make_legible_figure(make: Callable[[], Any], font: str, key: Path) -> Any:
     """A figure with characters from other fonts where the first lacks them, and numbers where none has them."""
     import matplotlib
 
@@ -203,11 +203,11 @@ def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
 def _strip_control(make: Callable[[], Any]) -> Any:
     """A figure without control characters."""
     figure = make()
-    _change(figure, lambda text: "\n".join(map(escape, text.split("\n"))))
+    _replace_texts(figure, lambda text: "\n".join(map(escape, text.split("\n"))))
     return figure
 
 
-def _words(figure: Any) -> Iterator[Any]:
+def _find_figure_texts(figure: Any) -> Iterator[Any]:
     """All pieces of text, tick labels among them."""
     from matplotlib.text import Text
 
@@ -218,8 +218,8 @@ def _words(figure: Any) -> Iterator[Any]:
 
 def _find_lacking(figure: Any, families: Sequence[str]) -> set[str]:
     """The characters of the figure that none of these families has."""
-    used = {c for text in _words(figure) for c in text.get_text() if not c.isspace()}
-    return {c for c in used if not any(ord(c) in _characters(family) for family in families)}
+    used = {c for text in _find_figure_texts(figure) for c in text.get_text() if not c.isspace()}
+    return {c for c in used if not any(ord(c) in _list_font_characters(family) for family in families)}
 
 
 def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
@@ -233,18 +233,18 @@ def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
     def of(word: str) -> str:
         return numbers.setdefault(word, f"#{len(numbers) + 1}")
 
-    _change(figure, number_word)
+    _replace_texts(figure, number_word)
     key.parent.mkdir(parents=True, exist_ok=True)
     write(key, "".join(f"{number} {word}\n" for word, number in numbers.items()).encode())
 
 
-def _change(figure: Any, changed: Callable[[str], str]) -> None:
+def _replace_texts(figure: Any, changed: Callable[[str], str]) -> None:
     """Puts changed(text) for each text of a figure."""
     for axis in find_axis_objects(figure):
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if (others := list(map(changed, labels))) != labels:
             axis.set_ticks(axis.get_ticklocs(), others)
-    for text in _words(figure):
+    for text in _find_figure_texts(figure):
         if (other := changed(text.get_text())) != text.get_text():
             text.set_text(other)
 
@@ -257,7 +257,7 @@ def _list_fonts() -> frozenset[str]:
 
 
 @cache
-def _characters(family: str) -> frozenset[int]:
+def _list_font_characters(family: str) -> frozenset[int]:
     """The characters that a family has."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
@@ -270,11 +270,11 @@ def _find_other_families(lacking: Collection[str]) -> list[str]:
     left, chosen = {ord(c) for c in lacking}, []
     known = sorted(family for family in _list_fonts() if family.startswith(OTHER_SCRIPTS))
     while left and known:
-        best = max(known, key=lambda family: len(left & _characters(family)))
-        if not left & _characters(best):
+        best = max(known, key=lambda family: len(left & _list_font_characters(family)))
+        if not left & _list_font_characters(best):
             break
         chosen.append(best)
-        left -= _characters(best)
+        left -= _list_font_characters(best)
     return chosen
 
 
@@ -283,11 +283,11 @@ def cycle(values: Sequence[str], count: int) -> list[str]:
     return [values[i % len(values)] for i in range(count)]
 
 
-def line_styles(count: int) -> list[dict[str, Any]]:
+def choose_line_styles(count: int) -> list[dict[str, Any]]:
     """Gives as many styles of lines, for matplotlib: colours of the palette, with dashes and markers, so that no two
     of the first 24 are alike in both colour and dashes, and lines can be told apart without colours.
 
-    >>> [(style["color"], style["linestyle"]) for style in line_styles(2)]
+    >>> [(style["color"], style["linestyle"]) for style in choose_line_styles(2)]
     [('#0072B2', '-'), ('#D55E00', (0, (5, 1.5)))]
     """
     turn = len(COLOURS) * len(DASHES) // 2
@@ -309,7 +309,7 @@ def choose_shades(count: int) -> list[Any]:
     return list(colormaps["viridis"](np.linspace(*SHADES, count)))
 
 
-def legend_beside(axes: Any, **options: Any) -> None:
+def add_legend_beside(axes: Any, **options: Any) -> None:
     """A legend to the right of the axes, whose names are taken as they are."""
     settings = {
         "fontsize": 7,

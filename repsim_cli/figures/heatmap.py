@@ -10,7 +10,7 @@ import numpy as np
 
 from repsim_cli.figures.chance import Chance
 from repsim_cli.figures.layout import MATRIX, find_available_width
-from repsim_cli.figures.panels import bar_beside, draw_path, find_outer_panels, make_panels, set_headline
+from repsim_cli.figures.panels import add_colour_bar, draw_path, find_outer_panels, make_panels, set_headline
 from repsim_cli.figures.texts import shorten, shorten_names
 
 WRITTEN = 144  # cells up to which their values are written into them
@@ -178,7 +178,7 @@ def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
         strip.spines[:].set_linewidth(0.4)
 
 
-def small_heatmaps(
+def draw_small_heatmaps(
     matrices: Sequence[tuple[str, np.ndarray, list[str], list[str]]],
     card: Mapping[str, Any],
     title: str,
@@ -186,7 +186,7 @@ def small_heatmaps(
 ) -> tuple[Any, list[Any]]:
     """Small matrices side by side in one scale of colours: each with its name, and the layers of its rows and columns.
     chance: its level, marked on the colour bar. Returns the figure and the axes of each."""
-    low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
+    low, high = choose_colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
     figure, used = make_panels(
         len(matrices), min(ACROSS, len(matrices)), SMALL, SMALL, gaps=(0.14, 0.32), least=SMALLER
     )
@@ -205,7 +205,7 @@ def small_heatmaps(
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=6, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
-    bar = bar_beside(figure, image, bar_label(card))
+    bar = add_colour_bar(figure, image, write_bar_label(card))
     if chance is not None:
         _mark(bar, chance)
     set_headline(figure, note_lacking(title, *(values for _, values, _, _ in matrices)))
@@ -225,7 +225,7 @@ class OfMeasure:
     path: Sequence[int | None] = ()
 
 
-def measure_maps(
+def draw_measure_maps(
     parts: Sequence[OfMeasure], rows: list[str], columns: list[str], models: tuple[str, str], title: str
 ) -> Any:
     """Small matrices of the same layers under several measures, bright where layers are close, each on the whole range
@@ -270,7 +270,7 @@ def measure_maps(
                 bar.plot([-0.5], [at], marker=">", markersize=4, markeredgewidth=0, **place)
     if common:
         same = len({part.card["label"] for part in parts}) == 1
-        bar_beside(figure, image, bar_label(parts[0].card) if same else say_direction(parts[0].card))
+        add_colour_bar(figure, image, write_bar_label(parts[0].card) if same else say_direction(parts[0].card))
     set_headline(figure, note_lacking(title, *(part.values for part in parts)))
     return figure
 
@@ -312,7 +312,7 @@ def compute_matrix_inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
-def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, below: str = "") -> None:
+def add_model_names(axes: Any, which: str, models: list[str], ends: np.ndarray, below: str = "") -> None:
     """Model names below (x) or left of (y) the layer names, along the axis in the size that the narrowest model leaves
     room for, or across it where there is little; every second or third of very many. below: what is written below the
     names of an x axis."""
@@ -343,7 +343,7 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, belo
     axis.spines[:].set_visible(False)
 
 
-def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
+def choose_colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
     """From the card's bounds, but from 0 where no value is below it; where a side has none, from the data."""
     values = values[np.isfinite(values)]
     if what == "se":
@@ -355,7 +355,7 @@ def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tupl
     return low, high
 
 
-def bar_label(card: Mapping[str, Any]) -> str:
+def write_bar_label(card: Mapping[str, Any]) -> str:
     return f"{card['label']} ({say_direction(card)})"
 
 

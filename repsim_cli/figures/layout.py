@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.texts import find_axis_objects, fold, list_titles, part_ticks, shorten, shorten_ticks
+from repsim_cli.figures.texts import find_axis_objects, fold, list_titles, separate_tick_labels, shorten, shorten_ticks
 
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
@@ -74,9 +74,9 @@ def narrow(figure: Any, width: float, asked: bool) -> float:
             text.set_fontsize(text.get_fontsize() * scale)
             text.set_visible(text.get_fontsize() >= LEAST)
     for axis in find_axis_objects(figure):
-        part_ticks(axis)
+        separate_tick_labels(axis)
     for legend in legends:
-        _legend_below(figure, legend, width)
+        _move_legend_below(figure, legend, width)
     return surplus
 
 
@@ -120,7 +120,7 @@ def _surround(figure: Any, width: float) -> float:
     _fold_labels(figure, width)
     pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
-        _part(figure, *pair)
+        _move_axes_apart(figure, *pair)
     titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
     for axes in titled:
         fold([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
@@ -178,7 +178,7 @@ def _spread_rows(figure: Any, panels: Sequence[Any]) -> None:
         figure._supxlabel.set_y(figure._supxlabel.get_position()[1] * height / (height + more))
 
 
-def _part(figure: Any, upper: Any, lower: Any) -> None:
+def _move_axes_apart(figure: Any, upper: Any, lower: Any) -> None:
     """Moves axes above each other apart by what stands below the upper ones."""
     width, height = figure.get_size_inches()
     places = [(axes, axes.get_position(original=True)) for axes in figure.axes]
@@ -312,7 +312,7 @@ def _remove_wide_legends(figure: Any, width: float) -> list[Any]:
     return away
 
 
-def _legend_below(figure: Any, legend: Any, width: float) -> None:
+def _move_legend_below(figure: Any, legend: Any, width: float) -> None:
     """The legend again, below all that is there, in as many columns as fit into a width in inches; names are shortened
     where it would have more than ROWS rows, and what is shaded stands in its title then."""
     entries = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.figures.layout import SHADED
 from repsim_cli.figures.panels import list_models, make_panels, set_headline
@@ -81,7 +81,7 @@ def draw_by_layer(curves: Sequence[Curve]) -> Any:
     axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
     drawn: list[Any] = []
     for panel, way in zip(axes, ways, strict=True):
-        drawn = _draw_models(panel, curves, way, line_styles(len(curves)))
+        drawn = _draw_models(panel, curves, way, choose_line_styles(len(curves)))
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
     start_at_zero([*axes])
@@ -104,7 +104,7 @@ def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[s
     """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
     figure, axes = make_panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
     models = list(dict.fromkeys(curve.about["model"] for curves in groups for curve in curves))
-    style_of = dict(zip(models, line_styles(len(models)), strict=True))
+    style_of = dict(zip(models, choose_line_styles(len(models)), strict=True))
     for panel, curves in zip(axes, groups, strict=True):
         _draw_models(panel, curves, next(iter(curves[0].lines)), [style_of[curve.about["model"]] for curve in curves])
         panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)
@@ -122,7 +122,7 @@ def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[s
     shaded = [band.of for curve in drawn for band in curve.bands.values()]
     shaded += ["one standard error"] * any(curve.errors for curve in drawn)
     name_bands(axes[min(1, len(axes) - 1)], shaded)
-    legend_beside(axes[min(1, len(axes) - 1)])
+    add_legend_beside(axes[min(1, len(axes) - 1)])
     return figure
 
 
@@ -132,7 +132,7 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str, styles: Sequenc
     longest = max((curve.at for curve in curves), key=len)
     names, said = name_by_block(longest)
     for curve, style in zip(curves, styles, strict=True):
-        for low, high in _bands(curve, line):
+        for low, high in _select_bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=style["color"], alpha=0.15, linewidth=0)
         values, name = mark_gaps(curve.lines[line]), curve.about["model"]
         drawn += panel.plot(range(len(curve.at)), values, **style, markersize=3.5, linewidth=1.3, label=name)
@@ -162,24 +162,24 @@ def name_lines(panel: Any, lines: Sequence[Any]) -> None:
     in the legend."""
     others = [handle for handle in panel.get_legend_handles_labels()[0] if handle not in lines]
     if not FEW < len(lines) <= MANY:
-        legend_beside(panel)
+        add_legend_beside(panel)
         return
     height = panel.get_ylim()[1] - panel.get_ylim()[0]
     ends = [(float(line.get_ydata()[-1]) - panel.get_ylim()[0]) / height for line in lines]
     order = sorted(range(len(lines)), key=lambda i: ends[i])
-    for i, at in zip(order, _part([ends[i] for i in order], 1 / MANY), strict=True):
+    for i, at in zip(order, _spread_places([ends[i] for i in order], 1 / MANY), strict=True):
         panel.annotate(
             lines[i].get_label(), (1, at), xycoords="axes fraction", xytext=(5, 0), textcoords="offset points",
             color=lines[i].get_color(), fontsize=7, va="center", parse_math=False, annotation_clip=False,
         )  # fmt: skip
     if others:
-        legend_beside(panel, handles=others, loc="upper left", bbox_to_anchor=(0, -0.2))
+        add_legend_beside(panel, handles=others, loc="upper left", bbox_to_anchor=(0, -0.2))
 
 
-def _part(places: Sequence[float], least: float) -> list[float]:
+def _spread_places(places: Sequence[float], least: float) -> list[float]:
     """Places in order, moved as little as needed to be so far apart, within 0 and 1.
 
-    >>> [round(place, 2) for place in _part([0.1, 0.12, 0.99], 0.1)]
+    >>> [round(place, 2) for place in _spread_places([0.1, 0.12, 0.99], 0.1)]
     [0.1, 0.2, 0.99]
     """
     moved: list[float] = []
@@ -232,7 +232,7 @@ def name_bands(panel: Any, shaded: Collection[str]) -> None:
         panel.fill_between([], [], [], color="grey", alpha=grey, linewidth=0, label=SHADED + words)
 
 
-def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _select_bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The bands of a curve that are of no other line, and one standard error about this line."""
     for name, band in curve.bands.items():
         if name == way or name not in curve.lines:

@@ -62,7 +62,7 @@ def find_outer_panels(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
     return [(number % across == 0, number + across >= len(axes)) for number in range(len(axes))]
 
 
-def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> Any:
+def add_colour_bar(figure: Any, image: Any, label: str, **options: Any) -> Any:
     """A colour bar to the right of all panels, at their top: its axes. options: of matplotlib's colorbar."""
     width, height = figure.get_size_inches()
     long = float(np.clip(height, *LONG))

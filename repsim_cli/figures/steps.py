@@ -8,7 +8,7 @@ MARGIN = 0.02
 DECADES = 100  # steps are on a logarithmic axis where the last is this many times the first
 
 
-def step_panel(steps: Sequence[int]) -> tuple[Any, Any]:
+def make_step_panel(steps: Sequence[int]) -> tuple[Any, Any]:
     """A figure of one panel over steps, on a logarithmic axis where they span two decades or more, else on a linear
     one: the figure and its axes."""
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ LINES = textwrap.TextWrapper()
 LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w)|(?<=\.)(?=[A-Za-z*]))")  # type: ignore[misc]
 
 
-def part_ticks(axis: Any) -> None:
+def separate_tick_labels(axis: Any) -> None:
     """Names below an axis that touch are folded, and turned where that is not enough; of other labels that touch every
     second, third ... stays."""
     low, high = sorted(axis.get_view_interval())
@@ -54,16 +54,16 @@ def fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
         text.set_text(whole if text.get_text() == folded else text.get_text())
         whole = text.get_text()
         lines, room = text.get_text().split("\n"), inches * text.figure.dpi
-        length, most = _length(text), max(map(len, lines))
+        length, most = _measure_text_length(text), max(map(len, lines))
         LINES.width = most = min(most, int(1.15 * most * room / length) + 1) if length > room else most
         while length > room and most > least:
             text.set_text("\n".join(LINES.fill(line) for line in lines))
-            length, most = _length(text), most - 1
+            length, most = _measure_text_length(text), most - 1
             LINES.width = most
         _FOLDED[text] = whole, text.get_text()
 
 
-def _length(text: Any) -> float:
+def _measure_text_length(text: Any) -> float:
     """Along the lines of a text, in pixels."""
     extent = text.get_window_extent()
     return extent.height if text.get_rotation() == 90 else extent.width

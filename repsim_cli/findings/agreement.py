@@ -54,15 +54,15 @@ def correlate_measures(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarra
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """measure-agreement"""
-    yield "measure-agreement", partial(_figure, run, run.results.matrices[NAME])
+    yield "measure-agreement", partial(_draw_measure_agreement, run, run.results.matrices[NAME])
 
 
-def _figure(run: Finished, matrix: Matrix) -> Any:
+def _draw_measure_agreement(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
-    return agreement_map(rho, names, f"{matrix.n:,} ordered pairs of layers", matrix.label)
+    return draw_agreement_map(rho, names, f"{matrix.n:,} ordered pairs of layers", matrix.label)
 
 
-def agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) -> Any:
+def draw_agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) -> Any:
     """The rank correlations of measures, in the order of their tree, those below 0 crossed out. over: what they are
     of."""
     below = rho < 0

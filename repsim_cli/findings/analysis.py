@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from repsim_cli.base import registry
-from repsim_cli.figures.heatmap import colour_range
+from repsim_cli.figures.heatmap import choose_colour_range
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, facts_in
+from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, read_facts
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
 FEW = 3  # models up to which each has figures of its own in the overview
@@ -85,7 +85,7 @@ class Finished:
 
     @cached_property
     def models(self) -> dict[str, Facts]:
-        return facts_in(self.manifest)
+        return read_facts(self.manifest)
 
     @cached_property
     def seeds(self) -> dict[str, str]:
@@ -115,7 +115,7 @@ class Finished:
         """The limits of the colours of a measure over all of its maps: figures of a run can be compared."""
         known = [values[np.isfinite(values)] for values in (self.keep(matrix.values) for matrix in measured.matrices)]
         ends = [end for values in known if values.size for end in (values.min(), values.max())]
-        return colour_range(np.array(ends), measured.card, "values")
+        return choose_colour_range(np.array(ends), measured.card, "values")
 
     def select_kind(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""

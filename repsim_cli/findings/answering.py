@@ -58,7 +58,7 @@ def list_directed_pairs(measured: Measured, read: Read, first: str = "", second:
     for matrix in measured.matrices:
         between = {matrix.rows.model, matrix.columns.model}
         if len(between) == 2 and models in (None, between):
-            yield from _ways(measured, matrix, read)
+            yield from _read_both_directions(measured, matrix, read)
 
 
 def find_both_directions(measured: Measured, read: Read, first: str, second: str) -> list[Sides]:
@@ -66,7 +66,7 @@ def find_both_directions(measured: Measured, read: Read, first: str, second: str
     return sorted(list_directed_pairs(measured, read, first, second), key=lambda sides: sides.first != first)
 
 
-def _ways(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
+def _read_both_directions(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
     values = read(matrix.values)
     chance = read(matrix.details[CHANCE]) if CHANCE in matrix.details else None
     rows, columns, larger = matrix.rows, matrix.columns, measured.larger_is_closer
@@ -76,10 +76,10 @@ def _ways(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
         yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, turned, larger)
 
 
-def closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int | None]:
+def find_closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int | None]:
     """Finds the column of the closest cell of each row, the first of equal ones; None where no cell has a value.
 
-    >>> closest_columns(np.array([[0.1, 0.9], [np.nan, np.nan]]), larger=True)
+    >>> find_closest_columns(np.array([[0.1, 0.9], [np.nan, np.nan]]), larger=True)
     [1, None]
     """
     near = values if larger else -values
@@ -116,7 +116,7 @@ def find_closest_layers(sides: Sides) -> list[ClosestLayer]:
     [('p', 0.9), ('p', 0.2)]
     """
     found = []
-    for i, j in enumerate(closest_columns(sides.values, sides.larger)):
+    for i, j in enumerate(find_closest_columns(sides.values, sides.larger)):
         if j is None:
             continue
         known = sides.closeness[i][~np.isnan(sides.closeness[i])]
@@ -189,10 +189,10 @@ def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, f
     return pick(order), pick(order[::-1])
 
 
-def layer_words(names: Sequence[str]) -> tuple[Callable[[str], str], str]:
+def make_layer_namer(names: Sequence[str]) -> tuple[Callable[[str], str], str]:
     """Makes the function that names a layer in words, and what is said once of all of them.
 
-    >>> word, said = layer_words(["embed", "resid_post@0"])
+    >>> word, said = make_layer_namer(["embed", "resid_post@0"])
     >>> word("embed"), word("resid_post@0"), said
     ('embed', 'block 0', 'resid_post by block')
     """

@@ -12,10 +12,10 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key, slug
-from repsim_cli.figures.heatmap import name_by_block, small_heatmaps
+from repsim_cli.figures.heatmap import draw_small_heatmaps, name_by_block
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, select_claims
-from repsim_cli.findings.chance import chance_levels, level_in
+from repsim_cli.findings.chance import find_chance_mark, list_chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
@@ -88,16 +88,16 @@ def top_layers_change_most(whole: ClaimMap) -> Weighed | Untestable:
     """Fine-tuning changes the top layers most."""
     if "cka" not in whole.values:
         return Untestable("needs the measure cka")
-    return _changes_at_the_top(whole, whole.values["cka"])
+    return _measure_late_changes(whole, whole.values["cka"])
 
 
 @claim("Wu et al. 2020, section 6, figure 6", statistic=CHANGE, threshold=0.0, unit="task", on="map")
 def top_attention_changes_most(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Fine-tuning changes the attention of the top layers most."""
-    return _changes_at_the_top(whole, values)
+    return _measure_late_changes(whole, values)
 
 
-def _changes_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
+def _measure_late_changes(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Seeds of one training are one unit. All units are of this base, whose layers they share."""
     if whole.base is None:
         return Untestable(BASES)
@@ -166,8 +166,8 @@ def _draw_beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
     _, said = name_by_block(layers.names)
     title = f"{measure.card['label']} with {base}" + (f", {said}" if said else "")
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
-    chance, level = level_in(run, measure, layers.values, owners, owners)
-    figure, axes = small_heatmaps(matrices, measure.card, title + (f"\n{level}" if level else ""), chance)
+    chance, level = find_chance_mark(run, measure, layers.values, owners, owners)
+    figure, axes = draw_small_heatmaps(matrices, measure.card, title + (f"\n{level}" if level else ""), chance)
     axes[0].set_ylabel(base, fontsize=7, parse_math=False)
     return figure
 
@@ -199,7 +199,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
     whole, labels = map_of(run)
     for label, layers in run.maps.items() if run.base in run.models else ():
         by_model = compare_with_base(layers.values, whole, str(run.base))
-        name, levels = f"{label} with {run.base}", chance_levels(run, layers)
+        name, levels = f"{label} with {run.base}", list_chance_levels(run, layers)
         for model, values in by_model.items():
             lines[find_free_key(f"{name}, {model}", lines)] = Curve(
                 x=Axis(name="layer"),

@@ -8,7 +8,7 @@ import numpy as np
 from repsim_cli.base.plain import find_free_key
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
-from repsim_cli.findings.chance import chance_levels
+from repsim_cli.findings.chance import list_chance_levels
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import Axis, Curve, Table
@@ -44,7 +44,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
     rows, curves = [], {}
     for label, layers in run.maps.items():
-        levels = chance_levels(run, layers)
+        levels = list_chance_levels(run, layers)
         lowest = np.argmin if layers.measure.larger_is_closer else np.argmax
         for model, place in layers.places.items():
             order = order_layers(layers.names[place])

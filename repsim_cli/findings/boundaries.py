@@ -15,7 +15,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.panels import (
-    bar_beside,
+    add_colour_bar,
     count_columns,
     find_outer_panels,
     make_panels,
@@ -71,14 +71,14 @@ class Boundaries:
     have the least cost, and beside it the largest step from one block to the next. It has no settings."""
 
     def check(self, planned: Planned) -> None:
-        most = max((_outputs(about.layers) for about in planned.models.values()), default=0)
+        most = max((_count_block_outputs(about.layers) for about in planned.models.values()), default=0)
         if most < FEWEST:
             raise BadInput(
                 f"the outputs of {FEWEST} blocks are needed, got {most}; read them: extract.hook_points=[{OUTPUT}]"
             )
 
 
-def _outputs(names: Sequence[str]) -> int:
+def _count_block_outputs(names: Sequence[str]) -> int:
     return sum(read_hook_point(name) == OUTPUT for name in names)
 
 
@@ -144,7 +144,7 @@ class Parted:
 
 
 @cache
-def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
+def _compute_cut_agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
     """The adjusted Rand index of every two cuts of so many blocks into two."""
     labels = (np.arange(count) >= np.arange(1, count)[:, None]).astype(int)
     return np.stack([compute_adjusted_rand(labels, cut) for cut in labels])
@@ -152,7 +152,7 @@ def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
 
 def compute_agreement(pairs: Sequence[tuple[ModelBlocks, ModelBlocks]]) -> float:
     """Mean adjusted Rand index of the boundaries of models of equal depth."""
-    return float(np.mean([_agreements(len(a.apart))[a.cut - 1, b.cut - 1] for a, b in pairs]))
+    return float(np.mean([_compute_cut_agreements(len(a.apart))[a.cut - 1, b.cut - 1] for a, b in pairs]))
 
 
 # ---- claims on one measure ----
@@ -303,10 +303,10 @@ DOTTED: dict[str, Any] = {"linewidth": 1, "linestyle": ":"}
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """boundaries: of every model and measure the steps from block to block, and the boundary"""
-    yield "boundaries", partial(_steps, run)
+    yield "boundaries", partial(_draw_block_steps, run)
 
 
-def _steps(run: Finished) -> Any:
+def _draw_block_steps(run: Finished) -> Any:
     """A panel per model: a row per measure, a column per step from one block to the next, as a share of the largest
     step; a line where the boundary is, dotted where it is no clearer than in surrogates without groups."""
     records = [dict(zip(COLUMNS[TABLE], row, strict=True)) for row in run.results.tables[TABLE].rows]
@@ -338,7 +338,7 @@ def _steps(run: Finished) -> Any:
         panel.set_xticks(range(0, depth - 1, 1 if depth < 9 else 2))
         panel.tick_params(labelsize=6.5, length=2, labelbottom=lowest)
     figure.supxlabel("from this block to the next", fontsize=8, y=-0.22 / figure.get_figheight(), va="top")
-    bar_beside(figure, image, "step, of the largest")
+    add_colour_bar(figure, image, "step, of the largest")
     names = {"boundary": SOLID, "no clearer than in surrogates": DOTTED}
     handles = [axes[-1].plot([], [], color=COLOURS[1], label=name, **style)[0] for name, style in names.items()]
     below = -0.42 / figure.get_figheight()
@@ -360,7 +360,7 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
         divided = {
             model: find_model_blocks(select_block_outputs(layers, place)[1], layers.measure.larger_is_closer)
             for model, place in layers.places.items()
-            if _outputs(layers.names[place]) >= FEWEST
+            if _count_block_outputs(layers.names[place]) >= FEWEST
         }
         models = {model: blocks for model, blocks in divided.items() if blocks is not None}
         every[label] = Parted(models=models, base=run.base, sparsity=sparsity, entries=entries)

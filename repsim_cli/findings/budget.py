@@ -49,10 +49,10 @@ class Budget:
 def group_rows_by_pair(table: Table) -> list[list[Row]]:
     """The rows of a table by pair of models, and by measure where there are several."""
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    return [list(group) for _, group in groupby(rows, key=lambda row: (row.get("measure"), *_pair(row)))]
+    return [list(group) for _, group in groupby(rows, key=lambda row: (row.get("measure"), *_read_model_pair(row)))]
 
 
-def _pair(row: Row) -> tuple[str, str]:
+def _read_model_pair(row: Row) -> tuple[str, str]:
     return row["model a"], row["model b"]
 
 
@@ -122,10 +122,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             groups = group_rows_by_pair(run.results.tables[name])
             for measure, pairs in groupby(groups, key=lambda rows: rows[0].get("measure")):
                 file = "budget" if measure is None else slug("by-token", measure)
-                yield file, partial(draw_parts_by_depth, list(pairs), stacked, _headline(run, measure))
+                yield file, partial(draw_parts_by_depth, list(pairs), stacked, _write_headline(run, measure))
 
 
-def _headline(run: Finished, measure: str | None) -> str:
+def _write_headline(run: Finished, measure: str | None) -> str:
     about = run.results.about["budget"]
     what = "Linear CKA over rows of different documents" if measure is None else f"Shared neighbours, {measure}"
     return f"{what}, by what it is made of\n{say_count(about['rows'], 'row')} of {about['documents']:,} documents"
@@ -137,7 +137,7 @@ def draw_parts_by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tu
     figure, axes = make_panels(len(pairs), min(ACROSS, len(pairs)), *PANEL, gaps=(0.5, 0.75))
     for panel, rows in zip(axes, pairs, strict=True):
         _draw(panel, rows, stacked)
-    name_panels(axes, [" x ".join(_pair(rows[0])) for rows in pairs])
+    name_panels(axes, [" x ".join(_read_model_pair(rows[0])) for rows in pairs])
     axes[0].set_ylabel("share of the value", fontsize=8)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     last = axes[min(ACROSS, len(axes)) - 1]
@@ -176,5 +176,5 @@ def budget(run: Finished, options: Budget, claims: Sequence[Claim]) -> Part:
     tables = run.results.tables
     say = say_most_shared if BUDGET in tables else say_neighbours
     groups = group_rows_by_pair(tables.get(BUDGET) or tables[BY_TOKEN])
-    sentences = [[" x ".join(_pair(rows[0])), sentence] for rows in groups if (sentence := say(rows))]
+    sentences = [[" x ".join(_read_model_pair(rows[0])), sentence] for rows in groups if (sentence := say(rows))]
     return Part(tables={MADE_OF: Table(columns=["models", "what"], rows=sentences)})

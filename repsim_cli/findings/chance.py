@@ -9,7 +9,7 @@ from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.runs.content import CHANCE, Measured
 
 
-def chance_in(
+def find_chance_of_values(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
     """What these values of a measure would be by chance, and what that is; where it is not known, those of models with
@@ -25,20 +25,20 @@ def chance_in(
     return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0) if across.all() else values[across])
 
 
-def level_in(
+def find_chance_mark(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
     """The mark of chance for the colour bar, and what the title says of it."""
-    chance, said = chance_in(run, measured, values, rows, columns)
+    chance, said = find_chance_of_values(run, measured, values, rows, columns)
     if chance is not None:
         return chance, f"▸ beside the colours: {said}"
     why = (measured.chance or {}).get("unknown", "")
     return None, f"chance is not known here: {why}" if why else ""
 
 
-def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
+def list_chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
     """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
     known."""
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
-    chance, said = chance_in(run, layers.measure, layers.values, owners, owners)
+    chance, said = find_chance_of_values(run, layers.measure, layers.values, owners, owners)
     return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}

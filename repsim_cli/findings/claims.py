@@ -107,7 +107,7 @@ class Claim:
 
     @property
     def analysis(self) -> str:
-        return _analysis_of(self.module)
+        return _find_analysis_name(self.module)
 
     def __call__(self, *given: Any) -> Judgement:
         judgement = self._judge(*given)
@@ -132,7 +132,7 @@ class Claim:
 
 
 @cache
-def _analysis_of(module: str) -> str:
+def _find_analysis_name(module: str) -> str:
     """The name of the analysis that a module registers, which may be another than that of its file."""
     known = ((name, registry.analyses.get(name).function) for name in registry.analyses.names())
     return next((name for name, function in known if function.__module__ == module), module.rpartition(".")[2])

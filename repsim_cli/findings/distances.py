@@ -14,7 +14,7 @@ from scipy.spatial.distance import squareform
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Members
-from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
 from repsim_cli.figures.heatmap import add_tree, choose_colours, draw_heatmap
 from repsim_cli.figures.lines import PANEL, draw_light_grid
 from repsim_cli.figures.panels import set_headline
@@ -206,11 +206,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-distances and NAME-models of every distance between models"""
     for number, matrix in enumerate(x for x in run.results.matrices.values() if x.analysis == "distances"):
         stem = slug(matrix.about["distance"], *([str(number)] if number else []))
-        yield slug(stem, "distances"), partial(_distances, run, matrix)
-        yield slug(stem, "models"), partial(_models, run, matrix)
+        yield slug(stem, "distances"), partial(_draw_group_distances, run, matrix)
+        yield slug(stem, "models"), partial(_draw_model_distances, run, matrix)
 
 
-def _distances(run: Finished, matrix: Matrix) -> Any:
+def _draw_group_distances(run: Finished, matrix: Matrix) -> Any:
     """Box, violin and the points of every kind of pair."""
     from matplotlib.figure import Figure
 
@@ -241,7 +241,7 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     return figure
 
 
-def _models(run: Finished, matrix: Matrix) -> Any:
+def _draw_model_distances(run: Finished, matrix: Matrix) -> Any:
     """The matrix of distances in the order of the tree's leaves; names in the colours of their groups."""
     from matplotlib import colormaps
 
@@ -267,7 +267,7 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     handles = [
         above.plot([], [], "s", color=colour, label=group)[0] for group, colour in zip(run.groups, colours, strict=True)
     ]
-    legend_beside(above, handles=handles)
+    add_legend_beside(above, handles=handles)
     return figure
 
 
@@ -291,21 +291,21 @@ def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Par
             except BadInput as error:
                 raise BadInput(f"{name}: {error}") from None
             layers = card["label"] if card["is_metric"] else f"arccos {card['label']}"
-            matrices[f"{name}, between models"] = (values, _matrix(name, groups, layers))
-            for table, more in _rows(name, models).items():
+            matrices[f"{name}, between models"] = (values, _describe_distance_matrix(name, groups, layers))
+            for table, more in _tabulate_distances(name, models).items():
                 rows[table] += more
         verdicts += [each.verdict(name, models) for each in claims]
     tables = {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in rows.items() if lines}
     return Part(matrices=matrices, tables=tables, claims=verdicts)
 
 
-def _matrix(name: str, groups: Members, layers: str) -> Matrix:
+def _describe_distance_matrix(name: str, groups: Members, layers: str) -> Matrix:
     models = Side(model="models", layers=[model for members in groups.values() for model in members])
     about = {"distance": name, "layers": layers}
     return Matrix(rows=models, columns=models, label="distance (smaller is closer)", bounds=[0.0, None], about=about)
 
 
-def _rows(name: str, models: GroupDistances) -> dict[str, list[list[Any]]]:
+def _tabulate_distances(name: str, models: GroupDistances) -> dict[str, list[list[Any]]]:
     """Of one distance, by table."""
     labels = [(model, group) for group, members in models.groups.items() for model in members]
     spread = []

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from repsim_cli.base.plain import escape
 from repsim_cli.figures.panels import list_models
 from repsim_cli.figures.texts import shorten
-from repsim_cli.findings.answering import layer_words
+from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.runs.behind import Kept
 
 MOST, FEWEST = 3, 3  # tokens that are named at each end; rows of a token that is
@@ -27,16 +27,16 @@ def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     layers, shares = arrays["pairs"][place].tolist(), arrays["shares"][place]
     if not shares.sum() > 0:  # nothing that rows could have a share of
         return
-    word, _ = layer_words([about["layers"][layer][1] for layer in layers])
+    word, _ = make_layer_namer([about["layers"][layer][1] for layer in layers])
     where = " and ".join(word(about["layers"][layer][1]) for layer in layers)
     if not about["texts"]:
         if about["without"]:
             yield f"which {about['unit']}s are behind it is not kept: {about['without']}"
         return
-    groups = _groups(about["tokens"], len(shares))
+    groups = _group_rows_by_token(about["tokens"], len(shares))
     sums = np.array([shares[rows].sum() for rows in groups])
     top = np.argsort(-sums, kind="stable")[:MOST]
-    names = _names(kept, [int(groups[i][0]) for i in range(len(groups))])
+    names = _quote_row_texts(kept, [int(groups[i][0]) for i in range(len(groups))])
     rows = sum(len(groups[i]) for i in top)
     share = 100 * sums[top].sum() / shares.sum()
     most = f"{list_models([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
@@ -60,7 +60,7 @@ def count_shared_neighbours(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"]
     return (a[:, :, None] == b[:, None, :]).sum((1, 2))
 
 
-def _groups(tokens: Sequence[int] | None, rows: int) -> list[Int[np.ndarray, " k"]]:
+def _group_rows_by_token(tokens: Sequence[int] | None, rows: int) -> list[Int[np.ndarray, " k"]]:
     """The rows of each token; each row by itself where rows are of no token."""
     if tokens is None:
         return [np.array([row]) for row in range(rows)]
@@ -68,7 +68,7 @@ def _groups(tokens: Sequence[int] | None, rows: int) -> list[Int[np.ndarray, " k
     return np.split(np.argsort(of, kind="stable"), np.bincount(of).cumsum()[:-1])
 
 
-def _names(kept: Kept, rows: Sequence[int]) -> list[str]:
+def _quote_row_texts(kept: Kept, rows: Sequence[int]) -> list[str]:
     """The text of these rows, in quotes."""
     texts: dict[int, str] = {}
     for passage in kept.about["texts"]:

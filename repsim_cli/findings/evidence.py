@@ -143,10 +143,12 @@ def weigh_rank_correlation(x: Values, y: Values, threshold: float, unit: str) ->
     same ties, of a normal distribution of two variables with that rank correlation."""
     places, count = normalise_ranks(x), len(x)
     value = float(places @ normalise_ranks(y))
-    null = _rhos(tuple(np.sort(places).tolist()), threshold)
-    smallest, needs = _ends(null), ""
+    null = _sample_rhos(tuple(np.sort(places).tolist()), threshold)
+    smallest, needs = _compute_extreme_p(null), ""
     if smallest > LEVEL:
-        needs = say_count(next(n for n in itertools.count(count) if _ends(_list_untied(n, threshold)) <= LEVEL), unit)
+        needs = say_count(
+            next(n for n in itertools.count(count) if _compute_extreme_p(_list_untied(n, threshold)) <= LEVEL), unit
+        )
     found = weigh_against_null(
         value, null, f"{say_count(count, unit)} against a true rho of {threshold:g}", count, needs
     )
@@ -154,7 +156,7 @@ def weigh_rank_correlation(x: Values, y: Values, threshold: float, unit: str) ->
 
 
 @cache
-def _rhos(places: tuple[float, ...], threshold: float) -> Float[np.ndarray, " k"]:
+def _sample_rhos(places: tuple[float, ...], threshold: float) -> Float[np.ndarray, " k"]:
     """Spearman's rho of samples whose true one is the threshold. places: the ranks of one side, the lowest first."""
     rng = np.random.default_rng(0)
     x, noise = rng.standard_normal((2, min(COPULA, MOST // len(places)), len(places)))
@@ -166,10 +168,10 @@ def _rhos(places: tuple[float, ...], threshold: float) -> Float[np.ndarray, " k"
 
 
 def _list_untied(count: int, threshold: float) -> Float[np.ndarray, " k"]:
-    return _rhos(tuple(normalise_ranks(range(count)).tolist()), threshold)
+    return _sample_rhos(tuple(normalise_ranks(range(count)).tolist()), threshold)
 
 
-def _ends(null: Float[np.ndarray, " k"]) -> float:
+def _compute_extreme_p(null: Float[np.ndarray, " k"]) -> float:
     """The p that the most extreme value has, on the side where it is larger: so few can hold, and can fail."""
     return float(max((null >= null.max() - ROUNDING).mean(), (null <= null.min() + ROUNDING).mean()))
 

@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.base.settings import Members
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import PANEL, draw_levels, draw_light_grid, mark_gaps, name_bands
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
-from repsim_cli.findings.chance import chance_levels
+from repsim_cli.findings.chance import list_chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     EXACT,
@@ -159,7 +159,9 @@ def curves(
         lines, bands = values[places[:, 0], places[:, 1]], {}
         if min(len(depths.groups[name]) for name in kind) >= FEWEST:
             counts = np.array([len(depths.groups[name]) for name in dict.fromkeys(kind)])
-            error = estimate_standard_error(_leave_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
+            error = estimate_standard_error(
+                _average_without_each(lines, places, kind), float(satterthwaite(1 / counts, counts))
+            )
             low, high = compute_t_interval(lines.mean(0), error, level, bounds)
             of = f"{100 * level:g} % over models"
             bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
@@ -176,7 +178,7 @@ def curves(
     return by_name
 
 
-def _leave_out(
+def _average_without_each(
     lines: Float[np.ndarray, "p l"], places: Int[np.ndarray, "p 2"], kind: Kind
 ) -> list[Float[np.ndarray, "m l"]]:
     """The mean over pairs without each model, by its group."""
@@ -241,10 +243,10 @@ def compute_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: 
     )
 
 
-def smallest_p(groups: Members) -> float:
+def find_smallest_p(groups: Members) -> float:
     """The p of groups that stand apart from all other arrangements: groups of one size may swap their names.
 
-    >>> smallest_p({"a": "uvw", "b": "xyz"})
+    >>> find_smallest_p({"a": "uvw", "b": "xyz"})
     0.1
     """
     sizes = [len(members) for members in groups.values()]
@@ -257,7 +259,7 @@ def say_why_untestable(groups: Members) -> str:
     """Why these groups cannot be told apart; empty where they can."""
     if len(groups) < 2:
         return "needs two groups of 4 models"
-    least = smallest_p(groups)
+    least = find_smallest_p(groups)
     return f"groups of this size have no p below {least:.2g}; needs two groups of 4 models" if least > LEVEL else ""
 
 
@@ -269,7 +271,7 @@ def leave_out_each(count: int) -> list[Int[np.ndarray, " kept"]]:
 # ---- claims ----
 
 
-def late_gap(depths: Depths) -> Weighed | Untestable:
+def measure_late_gap(depths: Depths) -> Weighed | Untestable:
     """How far apart the groups are in late layers, positive where models of one group are closer."""
     late = depths.shares > LATE
     why = say_why_untestable(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
@@ -292,7 +294,7 @@ def _compute_separation(depths: Depths, at: np.ndarray) -> Permuted:
 )
 def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     """In late layers models of two groups are less similar than models of one."""
-    return late_gap(depths)
+    return measure_late_gap(depths)
 
 
 @claim(
@@ -358,7 +360,7 @@ def _draw_by_depth(every: Sequence[Curve]) -> Any:
     late = [i for i, share in enumerate(about["shares"]) if share > LATE]
     if late:
         axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0, label="beyond 75 % of the depth")
-    for curve, style in zip(every, line_styles(len(every)), strict=True):
+    for curve, style in zip(every, choose_line_styles(len(every)), strict=True):
         colour = style["color"]
         pairs, mean = len(curve.lines), mark_gaps(curve.mean or [])
         label = f"{' – '.join(curve.about['pairs_of'])} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
@@ -380,7 +382,7 @@ def _draw_by_depth(every: Sequence[Curve]) -> Any:
     axes.set_ylabel(str(first.y), parse_math=False)
     draw_light_grid(axes)
     name_bands(axes, [curve.bands["models"].of for curve in every if "models" in curve.bands])
-    legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    add_legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     set_headline(
         figure,
         "How alike groups of models are, layer by layer",
@@ -398,7 +400,7 @@ def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
             label = measure.card["label"]
             bounds = measure.card["bounds"]
             made = curves(measure.label, label, point, layers, depths, level=run.level, bounds=bounds)
-            levels = chance_levels(run, run.maps[measure.label])
+            levels = list_chance_levels(run, run.maps[measure.label])
             lines |= {name: replace(x, about={**x.about, "levels": levels}) for name, x in made.items()}
         verdicts += [each.verdict(name, depths) for each in claims]
     return Part(curves=lines, claims=verdicts)

@@ -14,7 +14,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.panels import (
-    bar_beside,
+    add_colour_bar,
     count_columns,
     find_outer_panels,
     make_panels,
@@ -102,7 +102,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for network in dict.fromkeys(row["models"] for row in rows):
         yield (
             slug("identification", network),
-            partial(_shares, [row for row in rows if row["models"] == network], run.level),
+            partial(_draw_identified_shares, [row for row in rows if row["models"] == network], run.level),
         )
     matrices = run.select_kind(FOUND) if whole else []
     for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in matrices):
@@ -110,7 +110,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         yield slug("identified", point, network), partial(_draw_found, run, here, point)
 
 
-def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
+def _draw_identified_shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
     """Measures in the order of their mean share, the largest above."""
     points = list(dict.fromkeys(row["hook point"] for row in rows))
     by_measure: dict[str, list[float]] = {}
@@ -156,7 +156,7 @@ def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
         axis.set_yticks(range(count), range(count) if first else [""] * count, fontsize=6)
         axis.tick_params(length=1.5)
     name_panels(axes, [matrix.about["measure"] for matrix in matrices])
-    bar_beside(figure, axes[0].images[0], "share of pairs of seeds")
+    add_colour_bar(figure, axes[0].images[0], "share of pairs of seeds")
     set_headline(figure, "Most similar layer of another seed (columns) to each layer (rows)", point)
     return figure
 

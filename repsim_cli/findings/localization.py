@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
-from repsim_cli.findings.chance import chance_levels
+from repsim_cli.findings.chance import list_chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
@@ -90,7 +90,7 @@ def localization_rises_with_depth(whole: ClaimMap) -> Weighed | Untestable:
     trained = _find_trained_blocks(whole)
     if isinstance(trained, str):
         return Untestable(trained)
-    scores = _scores(trained)
+    scores = _score_localization(trained)
     deep = [scores[place] for place in trained.models.values() if place.stop - place.start >= DEEP]
     if not deep or any(len(set(score)) < 2 for score in deep):
         return Untestable(f"needs {FEWEST} trained models of {DEEP} blocks or more that differ in localization")
@@ -112,7 +112,7 @@ def fine_tuning_delocalizes_the_top(whole: ClaimMap) -> Weighed | Untestable:
         return Untestable("needs a base" if whole.base is None else str(trained))
     if whole.base not in trained.models:
         return Untestable("needs a base that is trained")
-    scores, base = _scores(trained), trained.models[whole.base]
+    scores, base = _score_localization(trained), trained.models[whole.base]
     depth = base.stop - base.start
     top = {
         label: float(scores[place][-max(1, depth // 3) :].mean())
@@ -137,7 +137,7 @@ def _find_trained_blocks(whole: ClaimMap) -> ClaimMap | str:
     return whole.keep_layers(kept) if kept.sum() > 1 else "needs trained models"
 
 
-def _scores(whole: ClaimMap) -> np.ndarray:
+def _score_localization(whole: ClaimMap) -> np.ndarray:
     """Localization of every layer by row means."""
     return measure_localization(whole.values[NEURONS], whole.values[WHOLE])["row"]
 
@@ -152,7 +152,7 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
         mean = f"mean {label}"
-        means, levels = average_over_others(layers.values), chance_levels(run, layers)
+        means, levels = average_over_others(layers.values), list_chance_levels(run, layers)
         lines |= curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):

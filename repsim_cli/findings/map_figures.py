@@ -13,21 +13,21 @@ from repsim_cli.figures.heatmap import (
     WRITTEN,
     Beside,
     Chance,
+    add_model_names,
     add_strips,
-    bar_label,
     choose_card_colours,
-    colour_range,
+    choose_colour_range,
     draw_heatmap,
+    draw_small_heatmaps,
     find_matrix_axes,
     name_by_block,
-    outer_names,
-    small_heatmaps,
+    write_bar_label,
 )
 from repsim_cli.figures.panels import draw_path, list_models
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import closest_columns, find_both_directions, say_closest
-from repsim_cli.findings.chance import level_in
+from repsim_cli.findings.answering import find_both_directions, find_closest_columns, say_closest
+from repsim_cli.findings.chance import find_chance_mark
 from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.findings.multiples import MOST_PAIRS
@@ -50,21 +50,21 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         alone = drawn_with_layers and len(models) == 1
         complete = len(pairs) == len(models) * (len(models) + 1) // 2 and not alone
         if len(models) > 1 and not drawn_with_layers and all(matrix.rows == matrix.columns for matrix in matrices):
-            yield slug(label, "panels"), partial(_panels, run, measured)
+            yield slug(label, "panels"), partial(_draw_model_panels, run, measured)
             continue
         if complete:
-            yield slug(label, "all"), partial(_grid, run, measured, "values")
+            yield slug(label, "all"), partial(_draw_joint_matrix, run, measured, "values")
         if complete and whole and matrices[0].se is not None:
-            yield slug(label, "all", "se"), partial(_grid, run, measured, "se")
+            yield slug(label, "all", "se"), partial(_draw_joint_matrix, run, measured, "se")
         for matrix in matrices if each and len(models) > 1 else ():
             if drawn_with_layers and matrix.rows == matrix.columns:
                 continue
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
             name = slug(label, f"{i:02d}", f"{j:02d}", models[i], models[j])
-            yield name, partial(_pair, run, measured, matrix, drawn_with_layers)
+            yield name, partial(_draw_pair_map, run, measured, matrix, drawn_with_layers)
 
 
-def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
+def _draw_joint_matrix(run: Finished, measured: Measured, quantity: str) -> Any:
     """The matrices of all pairs of models in one, its layers in the order of the analysis."""
     layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
     models = list(layers)
@@ -93,8 +93,8 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     owners, names = map(list, zip(*(everywhere[i] for i in at), strict=True))
     values = quantity == "values"
     p = join(choose_tests(measured.null)[0])[cells] if values and measured.null else None
-    score = join("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
-    level = level_in(run, measured, raw[cells], owners, owners) if values else None
+    score = join("calibrated")[cells] if values and has_quantity(measured, "calibrated") else None
+    level = find_chance_mark(run, measured, raw[cells], owners, owners) if values else None
     shown, said = name_by_block(names)
     mixed = order != "model"
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
@@ -105,7 +105,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     seen = f"{list_models(models)}: how alike {sides} are"
     if len(models) == 2 and values:
         first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
-        line = closest_columns(raw[np.ix_(first, second)], larger)
+        line = find_closest_columns(raw[np.ix_(first, second)], larger)
         seen = _say_seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
     figure, _ = _draw_measured(measured, drawn, labels, labels, seen=seen, starts=starts)
     for number, each in enumerate(find_matrix_axes(figure)):
@@ -118,7 +118,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         for which in (
             "x" if number and each.get_position().y0 == find_matrix_axes(figure)[0].get_position().y0 else "xy"
         ):
-            outer_names(each, which, models, ends, said)
+            add_model_names(each, which, models, ends, said)
     if values:
         _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure
@@ -154,7 +154,7 @@ ORDERS: dict[Order, Callable[[Any, np.ndarray], np.ndarray]] = {
 }
 
 
-def matrix_has(measured: Measured, quantity: str) -> bool:
+def has_quantity(measured: Measured, quantity: str) -> bool:
     return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
 
 
@@ -175,19 +175,19 @@ def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) ->
         add_strips(axes, shares)
 
 
-def _panels(run: Finished, measured: Measured) -> Any:
+def _draw_model_panels(run: Finished, measured: Measured) -> Any:
     """A small matrix per model."""
     matrices = measured.matrices
     squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
     _, said = name_by_block([name for matrix in matrices for name in matrix.rows.layers])
     models = [matrix.rows.model for matrix in matrices]
-    chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
+    chance, level = find_chance_mark(run, measured, np.full((len(models), len(models)), np.nan), models, models)
     of = f"{measured.label}, {said}" if said else measured.label
     title = "\n".join(filter(None, [f"{list_models(models)}: how alike the layers of each are", of, level]))
-    return small_heatmaps(squares, measured.card, title, chance)[0]
+    return draw_small_heatmaps(squares, measured.card, title, chance)[0]
 
 
-def _pair(
+def _draw_pair_map(
     run: Finished,
     measured: Measured,
     matrix: Matrix,
@@ -207,9 +207,9 @@ def _pair(
     )
     score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
     models = matrix.rows.model, matrix.columns.model
-    level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
+    level = find_chance_mark(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
     drawn = DrawnMap(values, p, score, level)
-    line = closest_columns(values, measured.larger_is_closer) if models[0] != models[1] else []
+    line = find_closest_columns(values, measured.larger_is_closer) if models[0] != models[1] else []
     written = values.size <= WRITTEN
     seen = f"{models[0]}: how alike its layers are"
     if line:
@@ -311,8 +311,8 @@ def _draw_measured(
         name_by_block(rows)[0] if said else rows,
         name_by_block(columns)[0] if said else columns,
         title="\n".join(filter(None, lines)),
-        bar_label="standard error" if quantity == "se" else bar_label(card),
-        limits=limits or colour_range(values, card, quantity),
+        bar_label="standard error" if quantity == "se" else write_bar_label(card),
+        limits=limits or choose_colour_range(values, card, quantity),
         colours=choose_card_colours(card, quantity),
         form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,

@@ -43,22 +43,25 @@ def falls_with_layer_distance(whole: ClaimMap, values: np.ndarray) -> Weighed | 
     """Within a model, similarity falls with the distance between layers."""
     found = find_trained(whole, values)
     squares = found.squares(DEEP + 1)
-    if not squares or any(np.ptp(_cells(square)) == 0 for square in squares):
+    if not squares or any(np.ptp(_take_upper_cells(square)) == 0 for square in squares):
         return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more that differ in similarity")
-    rhos = [float(normalise_ranks(_cells(square)) @ normalise_ranks(_lags(len(square)))) for square in squares]
+    rhos = [
+        float(normalise_ranks(_take_upper_cells(square)) @ normalise_ranks(_compute_layer_lags(len(square))))
+        for square in squares
+    ]
     evidence = require_shared_trend(
         weigh_mean(rhos, -0.5, "model"), [_average_by_lag(square) for square in squares], -0.5
     )
     return found.weigh(float(np.mean(rhos)), evidence)
 
 
-def _lags(layers: int) -> np.ndarray:
+def _compute_layer_lags(layers: int) -> np.ndarray:
     """Of the cells above the diagonal, how many layers apart."""
     a, b = np.triu_indices(layers, k=1)
     return b - a
 
 
-def _cells(square: np.ndarray) -> np.ndarray:
+def _take_upper_cells(square: np.ndarray) -> np.ndarray:
     return square[np.triu_indices(len(square), k=1)]
 
 
@@ -195,8 +198,8 @@ def adjacent_layers_are_closer(whole: ClaimMap, values: np.ndarray) -> Weighed |
         return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more")
     gaps = []
     for square in squares:
-        adjacent = _lags(len(square)) == 1
-        gaps.append(float(_cells(square)[adjacent].mean() - _cells(square)[~adjacent].mean()))
+        adjacent = _compute_layer_lags(len(square)) == 1
+        gaps.append(float(_take_upper_cells(square)[adjacent].mean() - _take_upper_cells(square)[~adjacent].mean()))
     evidence = require_shared_trend(weigh_mean(gaps, 0.0, "model"), [-_average_by_lag(square) for square in squares])
     return found.weigh(float(np.mean(gaps)), evidence)
 

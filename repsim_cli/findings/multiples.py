@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import OfMeasure, measure_maps, name_by_block
+from repsim_cli.figures.heatmap import OfMeasure, draw_measure_maps, name_by_block
 from repsim_cli.figures.panels import list_models, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import closest_columns
-from repsim_cli.findings.chance import chance_in
+from repsim_cli.findings.answering import find_closest_columns
+from repsim_cli.findings.chance import find_chance_of_values
 from repsim_cli.runs.content import Matrix, Measured
 
 MOST_PAIRS = 3  # pairs of models up to which each has a figure of its own in the overview
@@ -28,10 +28,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     several = {pair: parts for pair, parts in by_pair.items() if pair[0] != pair[1]} or by_pair
     for pair, parts in several.items() if whole or len(several) <= MOST_PAIRS else ():
         for name, some in split_into_pages(slug("measures", *pair), parts, MEASURES):
-            yield name, partial(_measures, run, some)
+            yield name, partial(_draw_pair_measures, run, some)
 
 
-def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
+def _draw_pair_measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     """One pair of models, a small matrix per measure."""
     _, first = parts[0]
     models = first.rows.model, first.columns.model
@@ -39,8 +39,8 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     for measured, matrix in parts:
         values = run.array(matrix.values)
         sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
-        chance, _ = chance_in(run, measured, values, *sides)
-        line = closest_columns(values, measured.larger_is_closer) if len(set(models)) == 2 else []
+        chance, _ = find_chance_of_values(run, measured, values, *sides)
+        line = find_closest_columns(values, measured.larger_is_closer) if len(set(models)) == 2 else []
         drawn.append(
             OfMeasure(
                 name=measured.label,
@@ -60,4 +60,4 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     title = f"{list_models(list(dict.fromkeys(models)))}: how alike the layers are, by measure"
     closest = f"line: the closest of {models[1]}; " if len(set(models)) == 2 else ""
     title += f"\n{said + '; ' if said else ''}bright is close; {closest}{level}"
-    return measure_maps(drawn, rows, columns, models, title)
+    return draw_measure_maps(drawn, rows, columns, models, title)

@@ -98,7 +98,9 @@ def find_contiguous_segments(values: Square, larger_is_closer: bool, *, count: i
     `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        _, starts = divide(convert_to_distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
+        _, starts = divide(
+            convert_to_distances(values, larger_is_closer), max(*_list_group_counts(len(values)), count or 1)
+        )
         return lambda k: np.isin(np.arange(len(values)), starts[k - 1][1:]).cumsum()
 
     return choose_partition(values, larger_is_closer, ways, count)
@@ -111,9 +113,9 @@ def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: 
     if not apart.any():
         return Partition(np.zeros(len(values), int), {}, {})
     groups = ways(values)
-    scores = _silhouettes(apart, groups)
+    scores = _compute_silhouettes(apart, groups)
     none = [
-        _silhouettes(other, ways(other.max() - other if larger_is_closer else other))
+        _compute_silhouettes(other, ways(other.max() - other if larger_is_closer else other))
         for other in draw_surrogates(apart)
     ]
     reference = {k: max(other[k] for other in none) for k in scores}
@@ -170,8 +172,8 @@ def silhouette(apart: Square, labels: Labels) -> float:
     return float(np.where(counted, outside - inside, 0).dot(1 / np.where(counted, larger, 1)) / len(labels))
 
 
-def _silhouettes(apart: Square, groups: Callable[[int], Labels]) -> dict[int, float]:
-    return {k: silhouette(apart, groups(k)) for k in _counts(len(apart))}
+def _compute_silhouettes(apart: Square, groups: Callable[[int], Labels]) -> dict[int, float]:
+    return {k: silhouette(apart, groups(k)) for k in _list_group_counts(len(apart))}
 
 
 def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
@@ -208,7 +210,7 @@ def replace_by_lag_means(square: Square) -> Square:
     return scipy.linalg.toeplitz(means)
 
 
-def _counts(layers: int) -> range:
+def _list_group_counts(layers: int) -> range:
     return range(2, min(MOST, layers // 2) + 1)
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repsim_cli.base.plain import find_free_key, slug
-from repsim_cli.figures.frame import line_styles
+from repsim_cli.figures.frame import choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps, name_lines
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
-from repsim_cli.findings.chance import chance_levels
+from repsim_cli.findings.chance import list_chance_levels
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import Axis, Curve, Table
@@ -104,7 +104,7 @@ def _draw(curve: Curve) -> Any:
     figure = Figure(figsize=PANEL)
     panel = figure.add_axes((0, 0, 1, 1))
     lines = []
-    for (name, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
+    for (name, values), style in zip(curve.lines.items(), choose_line_styles(len(curve.lines)), strict=True):
         lines += panel.plot(curve.at, mark_gaps(values), **style, markersize=3.5, linewidth=1.3, label=name)
     if chance := curve.about["chance"]:
         lines += panel.plot(curve.at, mark_gaps(chance), ":", color="grey", linewidth=1.2, label="chance")
@@ -129,7 +129,7 @@ def scales(run: Finished, options: Scales, claims: Sequence[Claim]) -> Part:
     for family in find_scale_families(measured):
         maps = [run.maps[label] for label in family.labels.values()]
         values = [average_at_equal_depth(layers) for layers in maps]
-        levels = [next(iter(chance_levels(run, layers).values()), None) for layers in maps]
+        levels = [next(iter(list_chance_levels(run, layers).values()), None) for layers in maps]
         chance = [level[1] for level in levels if level is not None]
         chance = chance if len(chance) == len(maps) else []
         at = list(family.labels)

@@ -50,7 +50,7 @@ def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
 
 def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
     """Says what a measure finds in two models in words, and its numbers with what chance gives."""
-    word, _ = answering.layer_words([*sides.rows, *sides.columns])
+    word, _ = answering.make_layer_namer([*sides.rows, *sides.columns])
     trend = answering.describe_depth_trend([value for _, value in layers], measured.card)
     near = sorted(layers, key=lambda each: each[1], reverse=measured.larger_is_closer)
     shown = [layers[0], layers[-1]] if trend else [near[0], near[-1]]

@@ -16,15 +16,15 @@ from repsim_cli.base.settings import Several
 from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.heatmap import (
     TIGHT,
-    bar_label,
+    add_model_names,
     choose_card_colours,
     merge_head_names,
     name_by_block,
-    outer_names,
+    write_bar_label,
 )
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.lines import mark_gaps
-from repsim_cli.figures.panels import bar_beside, set_headline
+from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import compute_adjusted_rand
@@ -164,11 +164,11 @@ def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
         )
         for measure, models in every.items()
         for model, layers in models.items()
-        for of, curve in _curves(layers, labels[measure])
+        for of, curve in _build_layer_curves(layers, labels[measure])
     }
 
 
-def _curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curve]]:
+def _build_layer_curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curve]]:
     names, layer = layers.layers, Axis(name="layer")
     groups: dict[str, Numbers] = {method: x.labels.tolist() for method, x in layers.groups.items()}
     groups |= {f"{method}, as many as given": labels.tolist() for method, labels in layers.as_given.items()}
@@ -265,10 +265,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))
             if labels is not None and following is not None:
                 name = slug(measure.label, matrix.rows.model, "layers")
-                yield name, partial(_layers, run, measure, matrix, labels, following)
+                yield name, partial(_draw_sub_networks, run, measure, matrix, labels, following)
 
 
-def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, following: Curve) -> Any:
+def _draw_sub_networks(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, following: Curve) -> Any:
     """The matrix in the order of the network, the value of each layer and the next, and the sub-networks."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -297,8 +297,8 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     strip.set_ylabel("to the next" if best is None else f"{best:g} - to the next", fontsize=7)
     strip.tick_params(axis="y", labelsize=6, length=2)
     strip.spines[["top", "right"]].set_visible(False)
-    _ticks(axes.yaxis, axes, names, side)
-    _ticks(strip.xaxis, strip, names, side)
+    _set_layer_ticks(axes.yaxis, axes, names, side)
+    _set_layer_ticks(strip.xaxis, strip, names, side)
     axes.set_xticks([])
     for at, (method, line) in enumerate(groups.items()):
         band = place(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
@@ -314,14 +314,14 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
         for first, end in pairwise([0, *bounds["segments"], len(names)]):
             corner, size = (first - 0.5, first - 0.5), end - first
             axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
-    bar_beside(figure, image, bar_label(card))
+    add_colour_bar(figure, image, write_bar_label(card))
     said = [_count(method, int(line.max()) + 1) for method, line in groups.items()]
     of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
     set_headline(figure, f"{matrix.rows.model}: where its layers part", of)
     return figure
 
 
-def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
+def _set_layer_ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
     """Short names, heads together, with the blocks beyond them and lines between the blocks."""
     shown, said = name_by_block(names)
     if said:
@@ -348,7 +348,7 @@ def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
         if not upright:
             axes.axvline(end - 0.5, color="white", linewidth=0.8)
     if several:
-        outer_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends)
+        add_model_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends)
 
 
 def _shade(label: int) -> tuple[float, float, float]:

@@ -99,7 +99,7 @@ def make_correlation_aligner(match: Callable[[Float[np.ndarray, "k l"]], tuple[n
     """The neurons that `match` pairs by their correlations, dead ones left out."""
 
     def align(x: Tensor, y: Tensor) -> Matching:
-        correlations, left, right = _correlations(x, y)
+        correlations, left, right = _correlate_neurons(x, y)
         i, j = match(correlations)
         return Matching(left[torch.from_numpy(i)], right[torch.from_numpy(j)])
 
@@ -108,7 +108,7 @@ def make_correlation_aligner(match: Callable[[Float[np.ndarray, "k l"]], tuple[n
 
 def find_best_partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
     """By signed correlations, dead neurons left out."""
-    correlations, left, right = _correlations(x, y)
+    correlations, left, right = _correlate_neurons(x, y)
     of_x, of_y = (torch.from_numpy(correlations.argmax(axis)) for axis in (1, 0))
     return Partners(Matching(left, right[of_x]), Matching(left[of_y], right))
 
@@ -119,7 +119,7 @@ def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
     return Fit(torch.linalg.pinv(b[0]) @ a[0] * (a[1] / b[1]))
 
 
-def _correlations(x: Tensor, y: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
+def _correlate_neurons(x: Tensor, y: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
     """Of the neurons that vary, and their numbers on either side."""
     a, b = drop_dead_neurons(x), drop_dead_neurons(y)
     units = [side.values / torch.linalg.vector_norm(side.values, dim=0) for side in (a, b)]
@@ -146,5 +146,5 @@ def couple_neurons(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Coup
     """The transport between the neurons, each side's of equal mass, with the largest mean correlation."""
     from ot import emd  # slow to import
 
-    correlations, _, _ = _correlations(x, y)
+    correlations, _, _ = _correlate_neurons(x, y)
     return Coupling(torch.from_numpy(np.asarray(emd([], [], 1 - correlations, numItermax=10_000_000))), "neurons")

@@ -20,7 +20,7 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, OfAttention
 from repsim_cli.measures.bases import Variance
 from repsim_cli.measures.cards import Card, Invariance, Moments, Totals, Unit
-from repsim_cli.measures.cca import projection_weighted_of_moments, svcca_of_moments
+from repsim_cli.measures.cca import make_projection_weighted_moments, make_svcca_moments
 from repsim_cli.measures.hsic import OF_COVARIANCES
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Second
@@ -67,12 +67,12 @@ def map_in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator
 def sum_difference_norms(maps: AttentionMaps) -> dict[str, Tensor]:
     """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
     total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
-    for distances in map_in_threads(_distances, maps.sentences()):
+    for distances in map_in_threads(_compute_head_distances, maps.sentences()):
         total += distances
     return {"sum": total, "count": torch.tensor(len(maps.lengths))}
 
 
-def _distances(sentence: Float[Tensor, "h t t"]) -> HeadMatrix:
+def _compute_head_distances(sentence: Float[Tensor, "h t t"]) -> HeadMatrix:
     flat = sentence.double().flatten(1)
     cross = flat @ flat.T
     size = cross.diagonal()[:, None] + cross.diagonal()[None]
@@ -118,13 +118,13 @@ def sum_row_correlations(maps: AttentionMaps) -> dict[str, Tensor]:
     their rows (`sum`), and their number (`shared`)."""
     heads = len(maps.cells)
     total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
-    for correlation, words in map_in_threads(_row_correlations, maps.sentences()):
+    for correlation, words in map_in_threads(_correlate_sentence_rows, maps.sentences()):
         total += correlation
         shared += words
     return {"sum": total, "shared": shared, "count": torch.tensor(sum(maps.lengths))}
 
 
-def _row_correlations(sentence: Float[Tensor, "h t t"]) -> tuple[HeadMatrix, HeadMatrix]:
+def _correlate_sentence_rows(sentence: Float[Tensor, "h t t"]) -> tuple[HeadMatrix, HeadMatrix]:
     rounding = 8 * torch.finfo(sentence.dtype).eps
     sentence = sentence.double()
     deviations = sentence - sentence.mean(2, keepdim=True)
@@ -181,12 +181,12 @@ def sum_entropy_terms(maps: AttentionMaps) -> dict[str, Tensor]:
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
-    for part in map_in_threads(_pairs_of_block, cells.split(_CELLS, dim=1)):
+    for part in map_in_threads(_sum_block_pairs, cells.split(_CELLS, dim=1)):
         total += part
     return {"sum": total.triu() + total.triu(1).T, "count": torch.tensor(sum(maps.lengths))}
 
 
-def _pairs_of_block(cells: Float[Tensor, "h c"]) -> HeadMatrix:
+def _sum_block_pairs(cells: Float[Tensor, "h c"]) -> HeadMatrix:
     """The upper triangle of the sums over a block of cells."""
     cells = cells.contiguous()
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
@@ -238,10 +238,10 @@ def attention_js() -> Measure:
 @cache
 def make_moment_sums(zeros: Zeros) -> Callable[[AttentionMaps], dict[str, Tensor]]:
     """The sums of second moments under a convention for zeros; a function each, which measures share."""
-    return partial(_moments, zeros)
+    return partial(_sum_head_moments, zeros)
 
 
-def _moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
+def _sum_head_moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, the sums over cells of a_h and a_h a_h'; `left_out`: the cells that are left out."""
     cells = maps.cells
     if zeros == "refuse":
@@ -256,7 +256,7 @@ def _moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
         cells = cells[:, (cells != 0).all(0)]
     product = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
     total = cells.new_zeros(len(cells), dtype=torch.float64)
-    for squares, sums in map_in_threads(_block_moments, cells.split(_CELLS, dim=1)):
+    for squares, sums in map_in_threads(_sum_block_moments, cells.split(_CELLS, dim=1)):
         product += squares
         total += sums
     count = cells.shape[1]
@@ -264,7 +264,7 @@ def _moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
     return {"product": product, "sum": total, "count": torch.tensor(count), "left_out": torch.tensor(left_out)}
 
 
-def _block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[Tensor, " h"]]:
+def _sum_block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[Tensor, " h"]]:
     cells = cells.double()
     return cells @ cells.T, cells.sum(1)
 
@@ -359,7 +359,7 @@ def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_svcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distribute(svcca_of_moments(variance), zeros)
+    return distribute(make_svcca_moments(variance), zeros)
 
 
 @measures.register(
@@ -390,4 +390,4 @@ def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_pwcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distribute(projection_weighted_of_moments(variance), zeros)
+    return distribute(make_projection_weighted_moments(variance), zeros)

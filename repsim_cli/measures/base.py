@@ -108,7 +108,7 @@ class Measure(ABC):
 
     def sides(self, x: Any, y: Any, labels: Labels) -> tuple[Tensor, Tensor, Tensor | None]:
         """x, y in float64 and the labels' codes. Raises Degenerate for input that the measure does not take."""
-        given = [_tensor(name, side) for name, side in (("x", x), ("y", y))]
+        given = [_convert_to_tensor(name, side) for name, side in (("x", x), ("y", y))]
         x, y = given
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(
@@ -125,7 +125,7 @@ class Measure(ABC):
                 row, got = rows.start + int(bad.any(1).nonzero()[0]), float(side[rows][bad][0])
                 problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
                 raise Degenerate(f"{name}: {problem}, got {got} in row {row}; fix the array")
-        codes = None if labels is None else _tensor("labels", labels)
+        codes = None if labels is None else _convert_to_tensor("labels", labels)
         self.check(("x", "y"), [side.shape for side in given], codes)
         check_room(self.name, self.squares_at_once, self.slow.side(len(x)) if self.slow else len(x))
         for name, side in (("x", x), ("y", y)):
@@ -169,7 +169,7 @@ class Measure(ABC):
             raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
 
 
-def _tensor(name: str, given: Any) -> Tensor:
+def _convert_to_tensor(name: str, given: Any) -> Tensor:
     """Real numbers in any byte order and precision. Raises Degenerate for what are none."""
     if isinstance(given, Tensor):
         return given
@@ -208,7 +208,7 @@ class InnerProduct(Measure):
         cross = compute_inner_products([(self.row, self.column)], states, len(x), Hardware.tile)[0]
         norms = compute_self_products(self, cross, len(x), x.dtype)
         try:
-            values = inner_values(self, cross, norms, states[self.row], states[self.column])
+            values = compute_values_from_products(self, cross, norms, states[self.row], states[self.column])
             return float(clamp_to_bounds(self.card, values)[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
@@ -331,7 +331,7 @@ class OfAttention(Measure):
 
     @staticmethod
     def _maps(maps: Any, what: str) -> Float[Tensor, "h t t"]:
-        weights = _tensor(what, maps).double()
+        weights = _convert_to_tensor(what, maps).double()
         if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
             raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(weights.shape)}; give T x T per head")
         off = float((weights.sum(2) - 1).abs().max())
@@ -384,7 +384,7 @@ def compute_self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: t
     return norms
 
 
-def inner_values(
+def compute_values_from_products(
     measure: InnerProduct, cross: Matrix, norms: Float[Tensor, " k"], rows: Sequence[State], columns: Sequence[State]
 ) -> Matrix:
     """The measure for all pairs from their inner products; cells in which these cancel are computed anew."""

@@ -113,7 +113,7 @@ def permute(basis: Basis, order: Tensor) -> Basis:
 
 def keep_leading(basis: Basis, variance: float) -> Basis:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
-    k = moments.directions_kept(basis.s, variance)
+    k = moments.count_kept_directions(basis.s, variance)
     return Basis(basis.u[:, :k], basis.s[:k], basis.loadings[:k], basis.dtype)
 
 

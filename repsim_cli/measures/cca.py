@@ -155,12 +155,12 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
         prepare=thin_svd,
         compare=compare,
         permute=permute,
-        moments=svcca_of_moments(variance),
+        moments=make_svcca_moments(variance),
         aligned=make_canonical_aligner(lambda x: keep_leading(thin_svd(x), variance)),
     )
 
 
-def svcca_of_moments(variance: float) -> Moments:
+def make_svcca_moments(variance: float) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
         return compute_mean_from_moments(
             moments.keep_leading(a, variance), moments.keep_leading(b, variance), covariance
@@ -190,7 +190,7 @@ def weigh(
     return float(weights[0] @ rho / weights[0].sum()), float(weights[1] @ rho / weights[1].sum())
 
 
-def projection_weighted(variance: float | None, aligned: Align | None = None) -> Measure:
+def make_projection_weighted(variance: float | None, aligned: Align | None = None) -> Measure:
     """variance: the share of variance that the kept directions hold; None keeps all. aligned: its map."""
 
     def truncate(basis: Basis) -> Basis:
@@ -218,11 +218,11 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
         compare_all=compare_all,
         permute=permute,
         aligned=aligned,
-        moments=projection_weighted_of_moments(variance),
+        moments=make_projection_weighted_moments(variance),
     )
 
 
-def projection_weighted_of_moments(variance: float | None) -> Moments:
+def make_projection_weighted_moments(variance: float | None) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
         left, right = (axes if variance is None else moments.keep_leading(axes, variance) for axes in (a, b))
         return weigh(moments.correlate_axes(left, right, covariance), left.loadings, right.loadings, a.rows)
@@ -253,7 +253,7 @@ def pwcca() -> Measure:
     >>> round(measures.get("pwcca")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(None, aligned=make_canonical_aligner(thin_svd))
+    return make_projection_weighted(None, aligned=make_canonical_aligner(thin_svd))
 
 
 @measures.register(
@@ -281,4 +281,6 @@ def pwsim(*, variance: Variance = 0.99) -> Measure:
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(variance, aligned=make_canonical_aligner(lambda x: keep_leading(thin_svd(x), variance)))
+    return make_projection_weighted(
+        variance, aligned=make_canonical_aligner(lambda x: keep_leading(thin_svd(x), variance))
+    )

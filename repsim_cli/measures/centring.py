@@ -69,14 +69,14 @@ def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     rest = sums / n
     # in units of the largest entry, whose square neither overflows nor vanishes
     least = 4 * torch.finfo(dtype).tiny  # the inverse of less may overflow
-    unit = _inverse_is_exact(max(largest, least), dtype)
+    unit = _round_to_exact_inverse(max(largest, least), dtype)
     given = CentredRows(x, mean, (-rest / unit).to(dtype), unit, x.new_empty(0, dtype=torch.float64))
     norms = torch.cat([squared_norms(given.block(rows)) for rows in split_rows_for_cache(x)])
     size = math.sqrt(float(norms.sum()) / n)
     # for a constant column, float64 rounding of the mean leaves this much
     if size <= 1e-13 or size * unit < least:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    scale = _inverse_is_exact(size * unit, dtype)
+    scale = _round_to_exact_inverse(size * unit, dtype)
     return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
 
 
@@ -99,11 +99,11 @@ def _centre_wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
     size = math.sqrt(max(float(norms.mean()), 0.0))
     if not 1e-12 < size < 1e15 or not size > 1e-4 * float(torch.linalg.vector_norm(mean)):
         return None
-    scale = _inverse_is_exact(size, dtype)
+    scale = _round_to_exact_inverse(size, dtype)
     return CentredRows(x, mean, torch.cat(rests) / -scale, scale, norms / scale**2, gram.div_(scale**2).to(dtype))
 
 
-def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:
+def _round_to_exact_inverse(scale: float, dtype: torch.dtype) -> float:
     """The nearest scale whose inverse, by which rows are multiplied, is a number of the type."""
     return 1 / torch.tensor(1 / scale, dtype=dtype).item()
 

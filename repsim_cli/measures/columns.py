@@ -22,7 +22,7 @@ from repsim_cli.measures.hsic import (
     centre_tile,
     centre_tile_apart,
     compute_half_offsets,
-    offsets_apart,
+    compute_offsets_apart,
     solve_offsets,
 )
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products
@@ -55,7 +55,7 @@ def fit_columns(features: AnyFeatures, documents: Documents | None = None) -> Co
         assert isinstance(features, CentredRows)
         offsets, norms = compute_half_offsets(features), sum_squares(x)
     else:
-        offsets, norms = offsets_apart(features, documents).offsets, sum_squares_apart(x, documents)
+        offsets, norms = compute_offsets_apart(features, documents).offsets, sum_squares_apart(x, documents)
     return Columns(offsets, norms.whole - norms.alone, norms.alone, x.shape[1], documents)
 
 

@@ -42,15 +42,15 @@ def rank_distances(cells: Float[Tensor, " cells"], blur: float = 0.0) -> Prepare
         heavy = torch.nn.functional.max_pool1d((counts > _HEAVY * len(cells)).double()[None], 3, 1, 1)[0].cpu().numpy()
         edges = np.diff(heavy, prepend=0, append=0).nonzero()[0].reshape(-1, 2).tolist()
         if len(edges) > _FEW_TIES:
-            return standard_scores(rank_exactly(cells, tie, fine), cells.dtype)
+            return standardise_ranks(rank_exactly(cells, tie, fine), cells.dtype)
         ranked = (before + (counts.double() + 1) / 2).index_select(0, bins)
         for start, stop in edges:
             some = ((bins >= start).logical_and_(bins < stop) if start else bins < stop).nonzero()[:, 0]
             ranked[some] = int(before[start]) + rank_exactly(cells[some], tie, fine)
-    return standard_scores(ranked, cells.dtype)
+    return standardise_ranks(ranked, cells.dtype)
 
 
-def standard_scores(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> PreparedFeatures:
+def standardise_ranks(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> PreparedFeatures:
     """Centred, of unit variance."""
     ranked = ranked - (len(ranked) + 1) / 2
     deviation = float(torch.linalg.vector_norm(ranked)) / len(ranked) ** 0.5

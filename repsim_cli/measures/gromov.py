@@ -28,7 +28,7 @@ from repsim_cli.measures.gromov_clouds import (
     permute_cloud,
     prepare_cloud,
 )
-from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
+from repsim_cli.measures.gromov_descents import SINGLE, compute_gromov_objective
 from repsim_cli.measures.gromov_search import Gromov, GromovStart, find_best_gromov, name_starts
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, order_pair, permute, prepare_space
 from repsim_cli.measures.rdm import SHAPE
@@ -94,7 +94,7 @@ def couple(
     return RowCoupling(torch.from_numpy(mass if order_pair(a, b)[0] is a else mass.T), "rows")
 
 
-def gromov_solved(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
+def solve_gromov_pair(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
     """The pair; details: steps, for each start 1 if it won and 0 otherwise, and the two lower bounds."""
     found = find_best_solution(a, b, start=start, restarts=restarts, seed=seed)
     won = (float(found.start == name) for name in name_starts(start, restarts))
@@ -120,7 +120,7 @@ def solve_by_pot(a: Space, b: Space) -> Solved:
     uniform = np.full(len(left.rows), 1 / len(left.rows))
     coupling = solve(left.distances, right.distances, uniform, uniform, loss_fun="square_loss")
     assert isinstance(coupling, np.ndarray)
-    value = gromov_objective(left.distances, right.distances, coupling)
+    value = compute_gromov_objective(left.distances, right.distances, coupling)
     return Solved(value, (float(has_ties(left.distances) or has_ties(right.distances)),))
 
 
@@ -227,7 +227,7 @@ def gromov_wasserstein(
         squares=1,
         aligned=partial(couple, **held, **settings),
         slow=Slow(
-            solve=partial(gromov_solved, **settings, bounds=bounds),
+            solve=partial(solve_gromov_pair, **settings, bounds=bounds),
             details=details,
             audit=checked if start != "identity" else None,
             products=20.0 * (1 + restarts),

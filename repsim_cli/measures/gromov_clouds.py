@@ -18,7 +18,7 @@ from repsim_cli.measures.assignment import Coupling, Matched, assign, make_coupl
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.centring import FLAT, centre
 from repsim_cli.measures.gromov_search import GromovStart, search
-from repsim_cli.measures.gromov_spaces import CostScale, Space, block_rows, order_pair
+from repsim_cli.measures.gromov_spaces import CostScale, Space, group_rows_into_blocks, order_pair
 
 BLOCKS = 2048  # at most, two rows each or more
 GROUP = 2500  # rows at most that are matched anew at a time
@@ -188,7 +188,7 @@ class RowBlocks(NamedTuple):
 
     def space(self) -> Space:
         apart = (self.distances_to(self.means).double().square() + self.spreads[:, None]).sqrt().fill_diagonal_(0)
-        return block_rows(Space(apart.numpy(), self.means.double().numpy(), np.empty(0)))
+        return group_rows_into_blocks(Space(apart.numpy(), self.means.double().numpy(), np.empty(0)))
 
 
 def build_row_blocks(x: Rows, parts: Sequence[Indices]) -> RowBlocks:

@@ -18,16 +18,16 @@ SINGLE = 125  # rows from which float32 saves time
 COARSE, FEW, MANY_ROWS = {0.8: 2e-3}, {0.8: 3e-4, 0.0: 3e-5}, {0.8: 3e-4, 0.4: 1e-4, 0.0: 3e-5}
 
 
-def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
+def compute_gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
     """The sum of (a_ik - b_jl)^2 T_ij T_kl; from differences, which do not cancel, where T is a permutation."""
     matched = read_matching(coupling)
     if matched is not None:
-        return assignment_objective(a, b, matched)
+        return compute_assignment_objective(a, b, matched)
     left, right = coupling.sum(1), coupling.sum(0)
     return max(0.0, float(left @ a**2 @ left + right @ b**2 @ right - 2 * np.sum((a @ coupling @ b) * coupling)))
 
 
-def assignment_objective(a: Square, b: Square, matched: Matched) -> float:
+def compute_assignment_objective(a: Square, b: Square, matched: Matched) -> float:
     return float(np.mean((a - b[np.ix_(matched, matched)]) ** 2))
 
 
@@ -57,7 +57,9 @@ def _descend(
         steps += 1
         step = make_coupling(best) - coupling
         step_product = a[:, best.argsort()] @ b / len(a) - product
-        length, change = line_search(float(np.sum(gradient * step)), -2 * alpha * float(np.sum(step_product * step)))
+        length, change = search_along_line(
+            float(np.sum(gradient * step)), -2 * alpha * float(np.sum(step_product * step))
+        )
         if change >= enough:
             break
         if length == 1:
@@ -74,7 +76,7 @@ def _reassign(
     steps are best, so that every step ends at an assignment. Otherwise the general descent continues from there."""
     for step in islice(take_reassignment_steps(matched, a, b, alpha, linear), STEPS - steps):
         steps += 1
-        length, change = line_search(step.slope, step.curve)
+        length, change = search_along_line(step.slope, step.curve)
         if change >= enough:
             break
         if length < 1:
@@ -131,7 +133,7 @@ def take_reassignment_steps(
         matched = best
 
 
-def line_search(slope: float, curve: float) -> tuple[float, float]:
+def search_along_line(slope: float, curve: float) -> tuple[float, float]:
     """The t up to 1 that minimises slope t + curve t^2, and the minimum."""
     length = min(1.0, -slope / (2 * curve)) if curve > 0 else 1.0
     return length, slope * length + curve * length**2
@@ -177,5 +179,5 @@ def lower_further(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, 
             gradient = step.gradient if (step.matched == matched).all() else None
             if change >= -tolerance * trial.value:
                 break
-    value = assignment_objective(a, b, matched)
+    value = compute_assignment_objective(a, b, matched)
     return (Trial(trial.start, matched, value, prices) if value < trial.value else trial), steps

@@ -13,7 +13,7 @@ from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import Coupling
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
-from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_descents import compute_gromov_objective
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, order_pair, permute, prepare_space
 from repsim_cli.measures.rdm import SHAPE
 
@@ -43,10 +43,10 @@ def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling
     return coupling, column
 
 
-def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
+def compute_entropic_gromov(a: Space, b: Space, *, epsilon: float) -> float:
     """gromov_objective of the entropic coupling."""
     left, right = (side.distances for side in order_pair(a, b))
-    return gromov_objective(left, right, blur(a, b, epsilon))
+    return compute_gromov_objective(left, right, blur(a, b, epsilon))
 
 
 def couple_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: float) -> RowCoupling:
@@ -103,7 +103,7 @@ def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Abov
     """
     return Pairwise(
         prepare=partial(prepare_space, cost_scale=cost_scale),
-        compare=partial(gromov_entropic, epsilon=epsilon),
+        compare=partial(compute_entropic_gromov, epsilon=epsilon),
         permute=permute,
         squares=1,
         aligned=partial(couple_entropic, cost_scale=cost_scale, epsilon=epsilon),

@@ -13,9 +13,9 @@ from repsim_cli.measures.gromov_descents import (
     FEW,
     MANY_ROWS,
     Trial,
-    assignment_objective,
+    compute_assignment_objective,
+    compute_gromov_objective,
     descend,
-    gromov_objective,
     lower_further,
 )
 from repsim_cli.measures.gromov_spaces import (
@@ -26,10 +26,10 @@ from repsim_cli.measures.gromov_spaces import (
     Space,
     Square,
     average_column_pairs,
-    block_rows,
+    group_rows_into_blocks,
     list_block_levels,
     order_pair,
-    rows_in_one_order,
+    order_rows_alike,
 )
 
 GromovStart = Literal["best", "pot", "identity"]
@@ -63,7 +63,7 @@ def match_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) ->
     return assign(np.float32(-4 / left.shape[1]) * (next(sides) @ next(sides).T))
 
 
-def coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Iterator[tuple[str, Matched]]:
+def list_coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Iterator[tuple[str, Matched]]:
     """Assignments of the coarsest blocks: by mean distances, by all distances in order, and by coordinates, with
     axes in all directions and orders (of few rows, orders in which no more than two neighbours trade places)."""
     yield "pot", match_by_mean_distance(left, right)
@@ -84,7 +84,9 @@ def assign_by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
     few = len(a.rows) < BLOCKED
     sides = list(zip(list_block_levels(a), list_block_levels(b), strict=True))
     finer = [*((left.distances, right.distances) for left, right in sides), (a.distances, b.distances)]
-    trials = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
+    trials = [
+        Trial(name, to, compute_assignment_objective(*finer[0], to)) for name, to in list_coarse_starts(a, b, *finer[0])
+    ]
     steps = len(trials)
     for k, (left, right) in enumerate(sides):
         tried = list_distinct(trials)[:KEPT] if few else trials
@@ -121,24 +123,26 @@ def search_many_rows(a: Space, b: Space) -> tuple[Trial, int]:
 def refine(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
     """An assignment of blocks as one of their halves, which have distances a and b."""
     to, prices = match_by(average_column_pairs(a, left), average_column_pairs(b, right)[:, trial.matched])
-    return Trial(trial.start, to, assignment_objective(a, b, to), prices)
+    return Trial(trial.start, to, compute_assignment_objective(a, b, to), prices)
 
 
 def choose_against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[BlockLevel]) -> tuple[Trial, int]:
     """The best of an assignment, the rows' own pairing, and what it is lowered to on a row of each block, extended to
     all rows; and the number of steps. It is extended only where it is lower on these rows, on which it should be."""
     rows = np.arange(len(a))
-    best = min(best, Trial("identity", rows, assignment_objective(a, b, rows)), key=lambda trial: trial.value)
+    best = min(best, Trial("identity", rows, compute_assignment_objective(a, b, rows)), key=lambda trial: trial.value)
     for level in reversed(blocks):
         if len(rows) <= REPRESENTED:
             break
         rows = rows[level.halves[:, 0]]
     left, right, here = a[np.ix_(rows, rows)], b[np.ix_(rows, rows)], np.arange(len(rows))
-    end, steps = lower_further(Trial("identity", here, assignment_objective(left, right, here)), left, right, COARSE)
+    end, steps = lower_further(
+        Trial("identity", here, compute_assignment_objective(left, right, here)), left, right, COARSE
+    )
     if end.value >= best.value:
         return best, steps
     to, prices = match_by(a[:, rows], b[:, rows[end.matched]])
-    extended = Trial("identity", to, assignment_objective(a, b, to), prices)
+    extended = Trial("identity", to, compute_assignment_objective(a, b, to), prices)
     return min(best, extended, key=lambda trial: trial.value), steps + 1
 
 
@@ -153,7 +157,7 @@ class Gromov(NamedTuple):
 
 def find_best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
     """The least objective over the starts; steps: the sum over all of them."""
-    pair = rows_in_one_order(*order_pair(a, b))
+    pair = order_rows_alike(*order_pair(a, b))
     found = search(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
     return found._replace(coupling=pair.restore_order(found.coupling))
 
@@ -174,7 +178,9 @@ def descend_from_starts(
     lower = None
     if start == "best":
         lower = FEW if few else MANY_ROWS
-        found, steps = (search_few_rows if few else search_many_rows)(block_rows(a), block_rows(b))
+        found, steps = (search_few_rows if few else search_many_rows)(
+            group_rows_into_blocks(a), group_rows_into_blocks(b)
+        )
         made.append(Gromov(found.value, make_coupling(found.matched), found.start, steps))
     if start == "pot" or (start == "best" and few):
         made.append(finish_descent("pot", make_coupling(match_by_mean_distance(left, right)), left, right, lower))
@@ -190,7 +196,7 @@ def finish_descent(
 ) -> Gromov:
     """The end of a descent; with diagonals, of `lower_further` where it is an assignment."""
     end = descend(coupling, left, right)
-    found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, end.steps)
+    found = Gromov(compute_gromov_objective(left, right, end.coupling), end.coupling, name, end.steps)
     matched = read_matching(end.coupling)
     if diagonals is None or matched is None:
         return found

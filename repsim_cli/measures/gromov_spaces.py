@@ -24,7 +24,7 @@ AXES = 3  # of blocks, whose directions and order are starts
 class Space(NamedTuple):
     """Distances between the rows, the rows themselves, and, if bounds are requested, all distances in order.
 
-    halves, coarse, axes: as `block_rows` adds them, see there.
+    halves, coarse, axes: as `group_rows_into_blocks` adds them, see there.
     """
 
     distances: Square
@@ -39,8 +39,8 @@ def prepare_space(
     x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False
 ) -> Space:
     """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
-    for float32 rows that differ by rounding alone. blocks: with those of `block_rows`. The order of few rows
-    changes no bit."""
+    for float32 rows that differ by rounding alone. blocks: with those of `group_rows_into_blocks`. The order of few
+    rows changes no bit."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
     order = order_by_bytes(x.cpu().numpy())
@@ -56,7 +56,7 @@ def prepare_space(
         cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
     ordered = cells.sort().values if bounds else cells[:0]
     state = Space(unpack(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
-    state = block_rows(state) if blocks else state
+    state = group_rows_into_blocks(state) if blocks else state
     return state if len(x) >= BLOCKED else permute(state, torch.from_numpy(order.argsort()))
 
 
@@ -73,7 +73,7 @@ def order_by_mean_distance(state: Space) -> Int[np.ndarray, " n"]:
     return order[state.distances[np.ix_(order, order)].mean(1).argsort(kind="stable")]
 
 
-def block_rows(state: Space) -> Space:
+def group_rows_into_blocks(state: Space) -> Space:
     """With its rows in blocks of 2, of 4, and so on, as far as there are `COARSEST`.
 
     halves: of all levels, the finest first, the two rows or blocks in each block; one that is left over is in none.
@@ -85,7 +85,7 @@ def block_rows(state: Space) -> Space:
     size = float(state.distances.mean()) or 1.0
     distances, halves, coarse = state.distances / size, [state.halves], [state.coarse]
     while len(distances) >= 2 * COARSEST:
-        halves.append(closest_pairs(distances))
+        halves.append(pair_closest_rows(distances))
         distances = average_column_pairs(average_column_pairs(distances, halves[-1]).T, halves[-1])
         np.fill_diagonal(distances, 0)
         coarse.append(distances.astype(np.float32).ravel())
@@ -94,7 +94,7 @@ def block_rows(state: Space) -> Space:
     )
 
 
-def closest_pairs(distances: Square) -> Halves:
+def pair_closest_rows(distances: Square) -> Halves:
     """Rows in pairs: the closest two, the closest two of the others, and so on."""
     left, pairs = np.arange(len(distances)), []
     apart = distances.copy()
@@ -180,7 +180,7 @@ class Ordered(NamedTuple):
         return coupling[np.ix_(*self.places)] if len(coupling) < BLOCKED else coupling
 
 
-def rows_in_one_order(a: Space, b: Space) -> Ordered:
+def order_rows_alike(a: Space, b: Space) -> Ordered:
     if len(a.rows) >= BLOCKED:
         rows = np.arange(len(a.rows))
         return Ordered(a, b, rows, [rows, rows])

@@ -30,7 +30,7 @@ from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products, State
 from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
-from repsim_cli.measures.rdm import SHAPE, distance_rows
+from repsim_cli.measures.rdm import SHAPE, compute_distance_blocks
 
 FEWEST = 3  # documents of whose rows pairs can be left out
 BLOCK = 1024  # rows at a time
@@ -62,7 +62,7 @@ class Apart(NamedTuple):
     documents: Documents
 
 
-def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
+def compute_offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
     """Computes the offsets of features without column means. Raises Degenerate for fewer than three documents, of which
     no pairs are left that tell the offsets apart."""
     sizes = documents.bincount().double()
@@ -108,7 +108,7 @@ def centre_tile_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> 
     return gram.masked_fill_(first[:, None] == second, 0)
 
 
-U_CENTRED_APART = Kernel(features=centre_rows, fit=offsets_apart, cells=centre_tile_apart)
+U_CENTRED_APART = Kernel(features=centre_rows, fit=compute_offsets_apart, cells=centre_tile_apart)
 
 
 def compute_cka_from_covariance(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
@@ -185,11 +185,11 @@ def cka_unbiased(*, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    kernel, apart = replace(U_CENTRED, features=FEATURES[rows]), functools.partial(cka_of_other_documents, rows=rows)
+    kernel, apart = replace(U_CENTRED, features=FEATURES[rows]), functools.partial(make_cka_across_documents, rows=rows)
     return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n * (n - 3), apart=apart, sees=SEEN[rows])
 
 
-def cka_of_other_documents(documents: Documents, *, rows: Rows) -> Measure:
+def make_cka_across_documents(documents: Documents, *, rows: Rows) -> Measure:
     """Makes `cka_unbiased` over pairs of rows of different documents."""
     kernel = replace(U_CENTRED_APART, features=FEATURES[rows], documents=documents)
     same = float(documents.bincount().square().sum())
@@ -214,11 +214,11 @@ def fit_gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
     moved = centre_on_inner_half(x)
     x = x if moved is None else moved
     squared, cells = x.new_empty(len(x), len(x)), []
-    for start, block in distance_rows(x):
+    for start, block in compute_distance_blocks(x):
         rows = slice(start, start + len(block))
         cells += [row[i + 1 :] for i, row in enumerate(block)]
         squared[rows, start:], squared[start:, rows] = block, block.T
-    median = median_root(torch.cat(cells))
+    median = compute_median_root(torch.cat(cells))
     if not median:
         raise Degenerate("half of the distances between rows are 0, got a bandwidth of 0; drop duplicate rows")
     factor = -1 / (2 * (bandwidth * median) ** 2)
@@ -236,14 +236,14 @@ def centre_on_inner_half(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None
     return x - inner if bool(inner.square().sum() > middle / 2) else None
 
 
-def median_root(squared: Float[Tensor, " cells"]) -> float:
+def compute_median_root(squared: Float[Tensor, " cells"]) -> float:
     """The median of the roots; for an even number, the mean of the middle two."""
     middle = sorted({(len(squared) - 1) // 2, len(squared) // 2})
     cells = np.partition(squared.cpu().numpy(), middle)
     return float(np.sqrt(cells[middle], dtype=np.float64).mean())
 
 
-def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def compute_gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     if fit.rows is not None:
         torch.mm(fit.rows[rows], fit.rows[columns].T, out=gram)
     squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns]).clamp_min_(0)
@@ -253,9 +253,9 @@ def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> 
 
 
 @functools.cache
-def gaussian_kernel(bandwidth: float) -> Kernel:
+def make_gaussian_kernel(bandwidth: float) -> Kernel:
     fit = functools.partial(fit_gaussian, bandwidth=bandwidth)
-    return Kernel(features=centre_rows, fit=fit, cells=gaussian_cells, whole=True)
+    return Kernel(features=centre_rows, fit=fit, cells=compute_gaussian_cells, whole=True)
 
 
 @measures.register(
@@ -283,7 +283,7 @@ def cka_rbf(*, bandwidth: Above0 = 1.0) -> Measure:
     >>> round(measures.get("cka_rbf")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
     1.0
     """
-    kernel = gaussian_kernel(bandwidth)
+    kernel = make_gaussian_kernel(bandwidth)
     return InnerProduct(row=kernel, column=kernel, value=cosine)
 
 
@@ -291,12 +291,12 @@ def compute_angles(products: Products) -> Matrix:
     return cosine(products).clamp(-1, 1).arccos()
 
 
-def small_angle(products: Products, values: Matrix) -> Tensor:
+def mark_small_angles(products: Products, values: Matrix) -> Tensor:
     """arccos loses half of the digits near 1."""
     return values < 0.1
 
 
-def angle_of_difference(a: State, b: State) -> float:
+def compute_exact_angle(a: State, b: State) -> float:
     """The angle of two Gram matrices from the norm of their difference as unit vectors."""
     x, y = (state.features.values.double() for state in (a, b))
     lengths = [float(torch.linalg.matrix_norm(z.T @ z if z.shape[1] < len(z) else z @ z.T)) for z in (x, y)]
@@ -329,7 +329,9 @@ def cka_angular() -> Measure:
     >>> round(measures.get("cka_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.318116
     """
-    return InnerProduct(row=CENTRED, column=CENTRED, value=compute_angles, near=small_angle, exact=angle_of_difference)
+    return InnerProduct(
+        row=CENTRED, column=CENTRED, value=compute_angles, near=mark_small_angles, exact=compute_exact_angle
+    )
 
 
 def count_shared_dimensions(products: Products) -> Matrix:

@@ -32,7 +32,7 @@ class Nearest(NamedTuple):
     documents: Documents | None = None
 
 
-def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) -> Nearest:
+def find_nearest_neighbours(x: Float[Tensor, "n d"], documents: Documents | None = None) -> Nearest:
     """Finds the nearest row of each by Euclidean distance, the first of equally near ones. Warns where there are many.
 
     Raises Degenerate where all rows are equal, or the largest document leaves no two other rows.
@@ -53,7 +53,7 @@ def permute(state: Nearest, order: Int[Tensor, " n"]) -> Nearest:
     """Gives the state of x[order]; the nearest row is of the documents that stand in the other places."""
     rows, documents = state.rows[order], state.documents
     if documents is not None and not have_same_groups(documents[order], documents):
-        return nearest_rows(rows, documents)
+        return find_nearest_neighbours(rows, documents)
     return Nearest(rows, order.argsort()[state.nearest[order]], documents)
 
 
@@ -83,17 +83,17 @@ def count(cells: Bool[Tensor, "c n"]) -> Int[Tensor, " c"]:
     return torch.from_numpy(np.count_nonzero(cells.numpy(), axis=1)) if cells.device.type == "cpu" else cells.sum(1)
 
 
-def imbalances_all(rows: Sequence[Nearest], columns: Sequence[Nearest]) -> Matrix:
+def compute_all_imbalances(rows: Sequence[Nearest], columns: Sequence[Nearest]) -> Matrix:
     return torch.stack([compute_imbalances(row, columns) for row in rows])
 
 
 def measure(documents: Documents | None = None) -> Pairwise:
     """documents: of the rows, where the nearest row, and those before it, are of other documents."""
     return Pairwise(
-        prepare=nearest_rows if documents is None else partial(nearest_rows, documents=documents),
+        prepare=find_nearest_neighbours if documents is None else partial(find_nearest_neighbours, documents=documents),
         apart=measure if documents is None else None,
         compare=lambda a, b: float(compute_imbalances(a, [b])),
-        compare_all=imbalances_all,
+        compare_all=compute_all_imbalances,
         permute=permute,
         work=lambda rows: (2500.0 * rows**2, 300.0 * rows**2),
     )

@@ -139,7 +139,7 @@ class Batches(NamedTuple):
     y: Float[Tensor, "m b g"]
 
 
-def critic_features(z: Float[Tensor, "n c"]) -> Float[Tensor, "n f"]:
+def compute_critic_features(z: Float[Tensor, "n c"]) -> Float[Tensor, "n f"]:
     """1, the components, and their products; those off the diagonal by the root of 2, so that rotations of z rotate
     the features. Rows that are far out are shortened, for a single one would outweigh all others."""
     lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)
@@ -196,13 +196,13 @@ def fit_critic(given: Batches, penalty: float) -> Float[Tensor, "f g"]:
     return weights
 
 
-def infonce_bound(a: Components, b: Components, *, batch: int, seed: int) -> float:
+def estimate_infonce_bound(a: Components, b: Components, *, batch: int, seed: int) -> float:
     """The critic is fitted on one half of the rows, and the bound is taken on the other. The penalty is that of the
     lowest cross-entropy on a quarter of the rows for a critic of another quarter."""
     quarter = len(a.values) // 4
     size = min(batch, quarter)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(a.values)))
-    x, y = critic_features(a.values), critic_features(b.values)
+    x, y = compute_critic_features(a.values), compute_critic_features(b.values)
 
     def batches(first: int, last: int) -> Batches:
         rows = order[first * quarter : last * quarter]
@@ -253,7 +253,7 @@ def infonce(*, batch: Several = 128, dims: Few = 3, seed: Seed = 0) -> Measure:
     """
     return Pairwise(
         prepare=partial(keep_principal_components, dims=dims),
-        compare=partial(infonce_bound, batch=batch, seed=seed),
+        compare=partial(estimate_infonce_bound, batch=batch, seed=seed),
         permute=permute,
         slow=Slow(squares=1, products=0.5),
     )

@@ -72,7 +72,7 @@ class CentredRows(NamedTuple):
 AnyFeatures = PreparedFeatures | CentredRows
 
 
-def gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+def compute_gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
     """Of the Gram matrix, a copy."""
     if features.gram is not None:
         return features.gram[rows, columns].clone()
@@ -167,7 +167,7 @@ def compute_inner_products(
     of the diagonal, which has no columns and is 0 in the tiles.
     """
     sums: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
-    for kind, blocks in ((Kernel, _tiles), (Packed, _slices)):
+    for kind, blocks in ((Kernel, _compute_tiles), (Packed, _stack_packed_slices)):
         mine = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, kind)}
         if not mine:
             continue
@@ -176,7 +176,7 @@ def compute_inner_products(
                 watch(weight, rows, columns, block)
             for row, column in dict.fromkeys(wanted):
                 if row in block:
-                    part = weight * _outer(block[row], block[column])
+                    part = weight * _compute_row_products(block[row], block[column])
                     sums[row, column] = sums[row, column] + part if (row, column) in sums else part
     return [sums[pair] for pair in wanted]
 
@@ -184,7 +184,7 @@ def compute_inner_products(
 Blocks = Iterator[tuple[int, slice, slice | None, dict[AnyKernel, Tensor]]]
 
 
-def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     """For every tile on or above the diagonal: its weight, its place, and (representations, cells) of every kernel."""
     by_features: dict[Any, list[Kernel]] = {}
     for kernel in states:
@@ -199,7 +199,7 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
             make: [state.features.block(band) if state.features.gram is None else None for state in states[of[0]]]
             for make, of in by_features.items()
         }
-        for rows, columns in band_tiles(band, n):
+        for rows, columns in split_band_into_tiles(band, n):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
             cells = shape[0] * shape[1]
             blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
@@ -236,27 +236,27 @@ class Tiles(NamedTuple):
 
 def collect_matrix_tiles(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
     """The matrix of one representation: 2.4 MB in float32 for 1024 rows, whatever the number of features."""
-    blocks = (block[kernel][0].clone() for *_, block in _tiles({kernel: [state]}, n, tile))
+    blocks = (block[kernel][0].clone() for *_, block in _compute_tiles({kernel: [state]}, n, tile))
     cells, diagonal = [], []
-    for rows, columns in _places(n, tile):
+    for rows, columns in _split_into_tiles(n, tile):
         if rows == columns:
             diagonal.append(next(blocks))
         cells.append(next(blocks))
     return Tiles(torch.cat(cells), torch.cat(diagonal))
 
 
-def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
+def compute_products_from_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
     """`compute_inner_products` of one kernel, the same bits, from the tiles of every representation."""
     total, start = matrices[0].diagonal.new_zeros(()), 0
     buffer = _buffer(len(matrices), n, tile, matrices[0].cells)
-    for rows, columns in _places(n, tile):
+    for rows, columns in _split_into_tiles(n, tile):
         stop = start + (rows.stop - rows.start) * (columns.stop - columns.start)
         if rows == columns:
             diagonal = torch.stack([each.diagonal[rows] for each in matrices])
-            total = total + _outer(diagonal, diagonal)
+            total = total + _compute_row_products(diagonal, diagonal)
         block = buffer[:, : stop - start]
         torch.stack([each.cells[start:stop] for each in matrices], out=block)
-        total = total + (1 if rows == columns else 2) * _outer(block, block)
+        total = total + (1 if rows == columns else 2) * _compute_row_products(block, block)
         start = stop
     return total
 
@@ -264,35 +264,37 @@ def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
 def _buffer(count: int, n: int, tile: int, like: Tensor) -> Float[Tensor, "count cells"]:
     """For the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of the same
     numbers at other places in memory may differ in their last bit."""
-    cells = max((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _places(n, tile))
+    cells = max(
+        (rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _split_into_tiles(n, tile)
+    )
     return like.new_empty(count, -(-cells // ALIGNED) * ALIGNED)
 
 
-def cells_of_tiles(n: int, tile: int) -> int:
+def count_tile_cells(n: int, tile: int) -> int:
     """How many cells `collect_matrix_tiles` has: of pairs of bands, and of the square on the diagonal of each band.
 
-    >>> cells_of_tiles(1024, 512) / 1024**2
+    >>> count_tile_cells(1024, 512) / 1024**2
     0.5625
     """
     side = min(tile, n)
     whole, rest = divmod(n, side)
     between = (n**2 - whole * side**2 - rest**2) // 2
-    return between + whole * _cells_of_square(side) + _cells_of_square(rest)
+    return between + whole * _count_square_cells(side) + _count_square_cells(rest)
 
 
-def _cells_of_square(side: int) -> int:
+def _count_square_cells(side: int) -> int:
     """Cells of the tiles of `split_square`."""
     if side <= DIAGONAL:
         return side**2
     upper, lower = side // 2, side - side // 2
-    return _cells_of_square(upper) + _cells_of_square(lower) + upper * lower
+    return _count_square_cells(upper) + _count_square_cells(lower) + upper * lower
 
 
-def _places(n: int, tile: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of all tiles, in the order of `_tiles`."""
+def _split_into_tiles(n: int, tile: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of all tiles, in the order of `_compute_tiles`."""
     side = min(tile, n)
     for start in range(0, n, side):
-        yield from band_tiles(slice(start, min(start + side, n)), n)
+        yield from split_band_into_tiles(slice(start, min(start + side, n)), n)
 
 
 def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
@@ -302,7 +304,7 @@ def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, col
         gram.copy_(made)
 
 
-def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
+def split_band_into_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of the tiles that cover the cells of a band of rows on and above the diagonal.
 
     Tiles on the diagonal are small, since half of their cells are redundant.
@@ -321,7 +323,7 @@ def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "
     return taken
 
 
-def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+def _stack_packed_slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     """Slices of the packed cells i < j, each of which also stands for its mirror image."""
     size = min(tile, n) ** 2
     for start in range(0, n * (n - 1) // 2, size):
@@ -330,7 +332,7 @@ def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
         yield 2, part, None, cells
 
 
-def _outer(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
+def _compute_row_products(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
     """a @ b.T in float64, from sums of at most STRIP terms, which keep their digits in float32."""
     if a is not b:
         return _sum_products(a, b)
@@ -357,7 +359,7 @@ def unpack(cells: Shaped[Tensor, " cells"], n: int) -> Shaped[Tensor, "n n"]:
 
 
 def tile_packed(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """Gives the same as `_tiles`, of packed matrices, whose diagonal is 0."""
+    """Gives the same as `_compute_tiles`, of packed matrices, whose diagonal is 0."""
     side = min(tile, n)
     bands = [slice(start, min(start + side, n)) for start in range(0, n, side)]
     for a, rows in enumerate(bands):
@@ -385,7 +387,7 @@ def compute_matrix_tile(kernel: AnyKernel, state: State, rows: slice, columns: s
     """Computes a tile of the matrix of a representation."""
     if isinstance(kernel, Packed):
         return unpack_tile(state.features.values, n, rows, columns)
-    return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)
+    return kernel.cells(state.fit, compute_gram_tile(state.features, rows, columns), rows, columns)
 
 
 def pack(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:

@@ -118,11 +118,11 @@ def bound_inverse_eigenvalue(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, 
 
 def keep_leading(directions: Axes, variance: float) -> Axes:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
-    k = directions_kept(directions.s, variance)
+    k = count_kept_directions(directions.s, variance)
     return directions._replace(whiten=directions.whiten[:, :k], s=directions.s[:k], loadings=directions.loadings[:k])
 
 
-def directions_kept(s: Float[Tensor, " k"], variance: float) -> int:
+def count_kept_directions(s: Float[Tensor, " k"], variance: float) -> int:
     """How many of the descending singular values s hold this share of the variance; all for a share of 1."""
     shares = s.square().cumsum(0) / s.square().sum()
     return len(s) if variance == 1 else int((shares < variance).sum()) + 1

@@ -53,7 +53,7 @@ class NearestRows(NamedTuple):
     documents: Documents | None = None
 
 
-def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def normalise_centred_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred rows of norm 1, float64. A row at the mean has no direction: similarity 0 to every other row."""
     x = centre(x.double())[0]
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
@@ -61,7 +61,7 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
-UNITS = {"centred": unit_rows, "platonic": clamp_units}
+UNITS = {"centred": normalise_centred_rows, "platonic": clamp_units}
 
 
 def count_neighbours(k: Places, n: int) -> int:

@@ -35,7 +35,7 @@ def rank_jaccard_value(single: NearestRows, many: NeighbourStack) -> Float[Tenso
     return ranks * common / (2 * len(single.lists) - common)
 
 
-def lcs_value(single: NearestRows, many: NeighbourStack) -> Int[Tensor, "r n"]:
+def compute_lcs_lengths(single: NearestRows, many: NeighbourStack) -> Int[Tensor, "r n"]:
     above = [torch.zeros_like(many.lists[0], dtype=torch.int16)] * (len(many.lists) + 1)
     for left in single.lists:
         row = above[:1]
@@ -153,7 +153,7 @@ def lcs_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("lcs_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(make_row_functions(lcs_value), k, rows=rows)
+    return measure(make_row_functions(compute_lcs_lengths), k, rows=rows)
 
 
 @measures.register(

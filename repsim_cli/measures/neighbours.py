@@ -124,7 +124,7 @@ def compute_self_hsic(state: NearestRows) -> float:
     return value if value > floor else 0.0
 
 
-def cknna_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
+def compute_all_cknna(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
     cross = make_compare_all(compute_masked_hsic, symmetric=False)(a, b)
     norms = [cross.new_tensor([compute_self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
     for values in norms:
@@ -300,4 +300,10 @@ def cknna(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     -1.0
     """
     # its sums are centred over all rows
-    return measure(Functions(lambda a, b: float(cknna_all([a], [b])), cknna_all), k, least=4, apart=False, rows=rows)
+    return measure(
+        Functions(lambda a, b: float(compute_all_cknna([a], [b])), compute_all_cknna),
+        k,
+        least=4,
+        apart=False,
+        rows=rows,
+    )

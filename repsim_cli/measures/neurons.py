@@ -91,7 +91,7 @@ def average_best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, fl
     return min(1.0, float(strengths.amax(1).double().mean())), min(1.0, float(strengths.amax(0).double().mean()))
 
 
-def soft_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+def average_soft_matches(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     both = float(correlations.amax(1).double().mean()) / 2 + float(correlations.amax(0).double().mean()) / 2
     return both, both
 
@@ -103,7 +103,7 @@ def average_matched_partners(correlations: Float[Tensor, "k l"]) -> tuple[float,
     return matched, matched
 
 
-def transport_mass(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+def correlate_by_transport(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     """The best transport of uniform mass; between equal numbers of neurons it is a matching."""
     if correlations.shape[0] == correlations.shape[1]:
         return average_matched_partners(correlations)
@@ -167,7 +167,7 @@ def soft_correlation_match() -> Measure:
     >>> round(measures.get("soft_correlation_match")(x, y), 12)
     0.75
     """
-    return make_correlation_measure(soft_partners, find_best_partners)
+    return make_correlation_measure(average_soft_matches, find_best_partners)
 
 
 @measures.register(
@@ -221,16 +221,16 @@ def soft_matching() -> Measure:
     >>> round(measures.get("soft_matching")(x, y), 12)
     0.5
     """
-    return make_correlation_measure(transport_mass, couple_neurons)
+    return make_correlation_measure(correlate_by_transport, couple_neurons)
 
 
 Mass = Annotated[float, Field(gt=0, le=1)]
 
 
-def transport_part(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
+def correlate_by_partial_transport(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
     """The best transport of a part of the mass; what is left of a side goes to a neuron beside the other's."""
     if mass == 1:
-        return transport_mass(correlations)
+        return correlate_by_transport(correlations)
     from ot import emd  # slow to import
 
     cells = correlations.double().cpu().numpy()
@@ -271,7 +271,7 @@ def partial_soft_matching(*, mass: Mass = 0.5) -> Measure:
     >>> [round(measures.get("partial_soft_matching", mass=mass)(x, y), 12) for mass in (0.5, 1.0)]
     [1.0, 0.5]
     """
-    return make_correlation_measure(partial(transport_part, mass=mass))
+    return make_correlation_measure(partial(correlate_by_partial_transport, mass=mass))
 
 
 def compute_multiple_correlations(a: Basis, b: Basis) -> tuple[float, float]:
@@ -293,11 +293,11 @@ def explain(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor,
     return average_multiple_correlations(m.T, a), average_multiple_correlations(m, b)
 
 
-def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+def explain_from_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
     return explain(moments.correlate_axes(a, b, covariance), a.loadings, b.loadings)
 
 
-def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
+def compute_all_multiple_correlations(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
     """Both directions of a pair come from the same product."""
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for i, a in enumerate(rows):
@@ -338,8 +338,8 @@ def mixedsim() -> Measure:
     return Pairwise(
         prepare=thin_svd,
         compare=lambda a, b: compute_multiple_correlations(a, b)[0],
-        compare_all=fits_all,
+        compare_all=compute_all_multiple_correlations,
         permute=permute,
-        moments=Moments(prepare=moments.find_reliable_axes, compare=fits_of_moments),
+        moments=Moments(prepare=moments.find_reliable_axes, compare=explain_from_moments),
         aligned=fit,
     )

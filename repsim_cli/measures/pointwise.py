@@ -35,7 +35,7 @@ def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> floa
     return float(torch.linalg.vector_norm(a.double() - b.double(), dim=1).mean())
 
 
-def euclidean_all(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
+def compute_all_euclidean_distances(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
     """All pairs, by blocks of rows, as |a|^2 + |b|^2 - 2 ab relative to the row's mean over all representations."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].device)
     for start in range(0, len(rows[0]), _BLOCK):
@@ -83,7 +83,9 @@ def euclidean() -> Measure:
     >>> measures.get("euclidean")([[0., 0.], [1., 2.]], [[3., 4.], [1., 2.]])
     2.5
     """
-    return Pairwise(prepare=convert_to_working_dtype, compare=euclidean_distance, compare_all=euclidean_all)
+    return Pairwise(
+        prepare=convert_to_working_dtype, compare=euclidean_distance, compare_all=compute_all_euclidean_distances
+    )
 
 
 class Directed(NamedTuple):
@@ -112,7 +114,7 @@ def cosine_distance(a: Directed, b: Directed) -> float:
     return float((x - y).square().sum(1).mean() / 2)
 
 
-def cosine_all(rows: Sequence[Directed], columns: Sequence[Directed]) -> Matrix:
+def compute_all_cosine_distances(rows: Sequence[Directed], columns: Sequence[Directed]) -> Matrix:
     """All pairs: the mean cosine of paired rows is a product over all cells of the unit rows."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].rows.device)
 
@@ -162,6 +164,6 @@ def cosine() -> Measure:
     return Pairwise(
         prepare=direct,
         compare=cosine_distance,
-        compare_all=cosine_all,
+        compare_all=compute_all_cosine_distances,
         permute=lambda state, order: Directed(state.rows[order], state.inverse[order]),
     )

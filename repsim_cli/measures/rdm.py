@@ -53,7 +53,7 @@ def recompute_close_distances(squared: Tensor, norms: Tensor, x: Tensor, rows: s
     return squared.clamp_min_(0)
 
 
-def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, "b m"]]]:
+def compute_distance_blocks(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, "b m"]]]:
     """(first row i, squared distances of rows i.. to rows i..) of centred rows x, block by block."""
     norms = x.square().sum(1)
     for start in range(0, len(x), _BLOCK):
@@ -64,7 +64,7 @@ def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, 
 
 def pack_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
     """Euclidean distances of centred rows for i < j, row by row."""
-    return torch.cat([row[i + 1 :] for _, block in distance_rows(x) for i, row in enumerate(block)]).sqrt_()
+    return torch.cat([row[i + 1 :] for _, block in compute_distance_blocks(x) for i, row in enumerate(block)]).sqrt_()
 
 
 def euclidean(x: Float[Tensor, "n d"]) -> PreparedFeatures:
@@ -88,7 +88,7 @@ def standardise(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Te
     return x / norms, sizes / norms
 
 
-def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
+def rank_correlation_distances(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
     if x.shape[1] < 3:
         raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
     rows, sizes = standardise(x)
@@ -97,7 +97,7 @@ def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) 
     return rank_row_distances(units, x, estimate_rounding(x, size / scale, 1 / scale), left_out)
 
 
-def euclidean_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
+def rank_euclidean_distances(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
     units, scale = centre(x.double() if len(x) <= FEW else x)
     offset = float(torch.linalg.vector_norm(x[:: len(x) // _SEEN + 1].double().mean(0) / scale))
     return rank_row_distances(units, x, estimate_rounding(x, math.hypot(1, offset)), left_out)
@@ -134,10 +134,10 @@ class DoubleCentring(NamedTuple):
     means: Float[Tensor, " n"]
 
 
-def double_centring(features: AnyFeatures) -> DoubleCentring:
+def fit_double_centring(features: AnyFeatures) -> DoubleCentring:
     x = features.values
     sums = x.new_zeros(len(x), dtype=torch.float64)
-    for start, block in distance_rows(x):
+    for start, block in compute_distance_blocks(x):
         distances = block.sqrt_()
         sums[start : start + len(block)] += distances.sum(1)
         sums[start + len(block) :] += distances[:, len(block) :].sum(0)
@@ -151,10 +151,10 @@ def centre_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: sl
     return distances.sub_(fit.means[rows, None]).sub_(fit.means[columns])
 
 
-CORRELATION_RANKS = Packed(cells=correlation_ranks)
-EUCLIDEAN_RANKS = Packed(cells=euclidean_ranks)
+CORRELATION_RANKS = Packed(cells=rank_correlation_distances)
+EUCLIDEAN_RANKS = Packed(cells=rank_euclidean_distances)
 DISTANCES = Packed(cells=euclidean)
-CENTRED_DISTANCES = Kernel(features=centre_rows, fit=double_centring, cells=centre_distances)
+CENTRED_DISTANCES = Kernel(features=centre_rows, fit=fit_double_centring, cells=centre_distances)
 
 
 def make_rank_measure(kernel: Packed) -> InnerProduct:
@@ -193,12 +193,12 @@ def make_norm_difference(unit: Callable[[State], float]) -> InnerProduct:
     return InnerProduct(row=DISTANCES, column=DISTANCES, value=value, near=mark_near, exact=compute_exactly)
 
 
-def unit_frobenius(state: State) -> float:
+def compute_frobenius_scale(state: State) -> float:
     """The scale to Frobenius norm 1, since rows have mean squared norm 1 here."""
     return 1 / math.sqrt(count_rows_from_cells(state))
 
 
-def root_mean(state: State) -> float:
+def compute_activation_scale(state: State) -> float:
     """The scale back to the units of the activations, over the root of the number of cells."""
     return state.features.scale / math.sqrt(state.features.rows)
 
@@ -287,7 +287,7 @@ def rsm_norm_difference() -> Measure:
     >>> measures.get("rsm_norm_difference")([[0., 0.], [1., 0.], [0., 2.]], [[1., 0.], [3., 0.], [1., 4.]]) < 1e-12
     True
     """
-    return make_norm_difference(unit_frobenius)
+    return make_norm_difference(compute_frobenius_scale)
 
 
 @measures.register(
@@ -314,10 +314,10 @@ def stress() -> Measure:
     >>> round(measures.get("stress")([[0.], [1.], [3.]], [[0.], [2.], [6.]]), 6)
     2.160247
     """
-    return make_norm_difference(root_mean)
+    return make_norm_difference(compute_activation_scale)
 
 
-def root_cosine(products: Products) -> Matrix:
+def compute_root_cosines(products: Products) -> Matrix:
     return cosine(products).clamp_min(0).sqrt()
 
 
@@ -344,7 +344,7 @@ def distance_correlation() -> Measure:
     >>> round(measures.get("distance_correlation")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
     1.0
     """
-    return InnerProduct(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=root_cosine)
+    return InnerProduct(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=compute_root_cosines)
 
 
 class WhitenedKernel(NamedTuple):

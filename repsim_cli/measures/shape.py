@@ -220,12 +220,12 @@ def aligned_cosine() -> Measure:
     return Pairwise(prepare=prepare_shape, compare=compute_mean_aligned_cosine, permute=permute, aligned=rotation)
 
 
-def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def centre_and_scale_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred, with mean squared row norm 1, neurons not rotated."""
     return centre(x)[0]
 
 
-def permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> float:
+def compute_permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> float:
     """Distance after the best matching of neurons at unit Frobenius norms; unmatched neurons are matched to 0."""
     products = (a.T @ b).double().cpu().numpy()
     left, right = scipy.optimize.linear_sum_assignment(products, maximize=True)
@@ -263,4 +263,4 @@ def permutation_procrustes() -> Measure:
     >>> measures.get("permutation_procrustes")(x, y) < 1e-7
     True
     """
-    return Pairwise(prepare=unit_neurons, compare=permutation_distance, aligned=permutation)
+    return Pairwise(prepare=centre_and_scale_neurons, compare=compute_permutation_distance, aligned=permutation)

@@ -28,7 +28,7 @@ _DEGREE = 24  # of the moments: the omitted part of a heat trace is below 1e-14
 _COLUMNS = 128  # of the products held at a time
 
 
-def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
+def find_k_nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k nearest rows by Euclidean distance, self excluded by index, equal distances in index order."""
     units = centre(x.double())[0]
     lists, tied, close = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0, 0
@@ -44,7 +44,7 @@ def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
 def shift_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
     """L - I = -D^(-1/2) A D^(-1/2), where A links two rows if either is among the k nearest of the other."""
     n = len(x)
-    near = nearest_rows(x, k).cpu().numpy()
+    near = find_k_nearest_rows(x, k).cpu().numpy()
     links = scipy.sparse.csr_matrix((np.ones(n * k), near.ravel(), np.arange(0, n * k + 1, k)), (n, n))
     links = links.maximum(links.T)
     roots = scipy.sparse.diags(np.asarray(links.sum(1)).ravel() ** -0.5)
@@ -85,7 +85,7 @@ def heat_trace(x: Float[Tensor, "n d"], *, k: int, exact_rows: int, signs: int) 
     return torch.from_numpy(coefficients @ moments / n)
 
 
-def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
+def compute_heat_trace_distances(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
     left, right = (torch.stack(list(side)) * _WEIGHTS for side in (a, b))
     return torch.cdist(left, right, p=torch.inf)
 
@@ -126,8 +126,8 @@ def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -
     """
     return Pairwise(
         prepare=partial(heat_trace, k=k, exact_rows=exact_rows, signs=signs),
-        compare=lambda a, b: float(largest_difference([a], [b])),
-        compare_all=largest_difference,
+        compare=lambda a, b: float(compute_heat_trace_distances([a], [b])),
+        compare_all=compute_heat_trace_distances,
         permute=lambda state, order: state,
         work=lambda rows: (4000.0 * rows**2 + 4.5 * min(rows, exact_rows) ** 3, 0.0),
         minimum_rows=k + 1,

@@ -16,7 +16,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Invariance
 from repsim_cli.measures.centring import centre, choose_power_of_two
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.rdm import SHAPE, distance_rows
+from repsim_cli.measures.rdm import SHAPE, compute_distance_blocks
 
 _TEMPERATURE = 2  # of the Gaussian potential, Wang and Isola's t
 _ROTATION: frozenset[Invariance] = SHAPE - {"isotropic_scaling", "translation"}
@@ -79,7 +79,7 @@ def uniformity(x: Float[Tensor, "n d"]) -> float:
     # an offset does not change distances but costs them digits
     units = normalise_rows(x)
     units, total = units - units.mean(0), 0.0
-    for _, block in distance_rows(units.to(torch.promote_types(x.dtype, torch.float32))):
+    for _, block in compute_distance_blocks(units.to(torch.promote_types(x.dtype, torch.float32))):
         total += float(block.mul_(-_TEMPERATURE).exp_().triu_(1).sum(dtype=torch.float64))
     return float(torch.tensor(2 * total / (len(x) * (len(x) - 1)), dtype=torch.float64).log())
 
@@ -132,7 +132,7 @@ def proportional_effective_rank(
     return effective_rank(matrix) / (matrix.shape[1] if of == "columns" else min(matrix.shape))
 
 
-def representation_rank(x: Float[Tensor, "n d"]) -> float:
+def compute_centred_rank(x: Float[Tensor, "n d"]) -> float:
     return effective_rank(centre(x.double())[0])
 
 
@@ -282,4 +282,4 @@ def effective_rank_difference() -> Measure:
     >>> round(measures.get("effective_rank_difference")(x, y), 12)
     1.0
     """
-    return make_statistic_difference(representation_rank)
+    return make_statistic_difference(compute_centred_rank)

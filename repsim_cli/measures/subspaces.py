@@ -221,14 +221,16 @@ def make_smoother_features(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatu
     return PreparedFeatures((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
 
 
-def square_sizes(states: Sequence[State]) -> Float[Tensor, " r"]:
+def compute_squared_smoother_norms(states: Sequence[State]) -> Float[Tensor, " r"]:
     """Squared norms of the smoothers, whose features have orthogonal columns."""
     return torch.stack([state.features.values.double().square().sum(0).square().sum() for state in states])
 
 
 def compute_squared_differences(products: Products) -> tuple[Matrix, Matrix]:
     """Squared norms of the differences of smoothers, and the sums of the squared norms of their terms."""
-    sizes = square_sizes(products.rows)[:, None] + square_sizes(products.columns)[None]
+    sizes = (
+        compute_squared_smoother_norms(products.rows)[:, None] + compute_squared_smoother_norms(products.columns)[None]
+    )
     return sizes - 2 * products.cross, sizes
 
 
@@ -238,16 +240,16 @@ def make_smoother_kernel(lam: float) -> Kernel:
     return Kernel(features=partial(make_smoother_features, lam=lam))
 
 
-def smoother_distance(products: Products) -> Matrix:
+def compute_smoother_distances(products: Products) -> Matrix:
     return compute_squared_differences(products)[0].clamp_min(0).sqrt()
 
 
-def smoothers_near(products: Products, values: Matrix) -> Tensor:
+def mark_near_smoothers(products: Products, values: Matrix) -> Tensor:
     """The cells whose difference has lost digits to cancellation."""
     return values**2 < 0.01 * compute_squared_differences(products)[1]
 
 
-def smoother_difference(a: State, b: State) -> float:
+def compute_exact_smoother_distance(a: State, b: State) -> float:
     """|A A' - B B'|, from its cells."""
     if a is b:
         return 0.0
@@ -287,8 +289,8 @@ def gulp(*, lam: From0 = 0.0) -> Measure:
     return InnerProduct(
         row=kernel,
         column=kernel,
-        value=smoother_distance,
-        near=smoothers_near,
-        exact=smoother_difference,
+        value=compute_smoother_distances,
+        near=mark_near_smoothers,
+        exact=compute_exact_smoother_distance,
         sees=sees,
     )

@@ -30,7 +30,7 @@ _QUANTILE = 0.9  # the distances are divided by this quantile, which includes th
 _GAMMA = 1 / (128 * 5000)  # per row: the longest relaxation as a share of the largest distance
 
 
-def rows_of_unit_scale(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def centre_and_scale_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return centre(x.double())[0]
 
 
@@ -105,7 +105,7 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
     0.333333
     """
     return Pairwise(
-        prepare=rows_of_unit_scale,
+        prepare=centre_and_scale_rows,
         compare=partial(average_topology_divergence, rows=rows, subsets=subsets, seed=seed),
         work=lambda n: (0.0, (1.5e10 + 200.0 * min(n, rows) ** 3) * (subsets if n > rows else 1)),
     )
@@ -140,7 +140,7 @@ def average_living_times(
 
     The landmarks are drawn from the rows sorted by norm, so that the order of the rows does not matter.
     """
-    x = rows_of_unit_scale(x)
+    x = centre_and_scale_rows(x)
     x = x[squared_norms(x).argsort(stable=True)]
     n, distances = len(x), unpack(pack_distances(x), len(x)).cpu().numpy()
     draw = np.random.default_rng(seed)

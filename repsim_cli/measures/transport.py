@@ -20,23 +20,23 @@ from repsim_cli.measures.assignment import Coupling, make_coupling, plan, read_m
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
-from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
+from repsim_cli.measures.gromov_descents import SETTLED, STEPS, compute_gromov_objective, descend
 from repsim_cli.measures.gromov_search import descend_from_starts, draw_mixed_couplings
 from repsim_cli.measures.gromov_spaces import (
     BLOCKED,
     CostScale,
     Space,
     order_pair,
+    order_rows_alike,
     permute,
     prepare_space,
-    rows_in_one_order,
 )
 from repsim_cli.measures.rdm import recompute_close_distances
 
 QUANTILES = 33
 
 
-def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
+def compute_coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
     """The sum of (x_ip - y_jq)^2 S_ij F_pq."""
     rows, columns = read_matching(samples), read_matching(features)
     if rows is not None and columns is not None:
@@ -94,8 +94,8 @@ def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
 
 
 def add_objectives(a: Space, b: Space, samples: Coupling, features: Coupling, alpha: float) -> float:
-    rows = alpha * gromov_objective(a.distances, b.distances, samples) if alpha else 0.0
-    return rows + (1 - alpha) * coot_objective(a.rows, b.rows, samples, features)
+    rows = alpha * compute_gromov_objective(a.distances, b.distances, samples) if alpha else 0.0
+    return rows + (1 - alpha) * compute_coot_objective(a.rows, b.rows, samples, features)
 
 
 def compare_augmented(a: Space, b: Space, **settings: Any) -> float:
@@ -104,7 +104,7 @@ def compare_augmented(a: Space, b: Space, **settings: Any) -> float:
 
 def find_best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> Solution:
     """The best of all starts, of sides as `order_pair` gives them."""
-    pair = rows_in_one_order(a, b)
+    pair = order_rows_alike(a, b)
     a, b = pair.a, pair.b
     by_distances = [end.coupling for end in descend_from_starts(a, b, pair.paired, start="best", restarts=0, seed=seed)]
     paired = make_coupling(pair.paired)
@@ -127,17 +127,17 @@ def convert_to_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return x.double()
 
 
-def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
-    cost = distances_between(a, b)
+def compute_assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
+    cost = compute_cross_distances(a, b)
     return float(np.sum(plan(cost) * cost))
 
 
 def assign(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
     """The coupling of the rows of least mean distance."""
-    return OfOneKind(torch.from_numpy(np.asarray(plan(distances_between(x, y)))), "rows")
+    return OfOneKind(torch.from_numpy(np.asarray(plan(compute_cross_distances(x, y)))), "rows")
 
 
-def distances_between(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[np.ndarray, "n n"]:
+def compute_cross_distances(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[np.ndarray, "n n"]:
     """Euclidean, from each row of a to each of b."""
     n = len(a)
     both = torch.cat([a, b])
@@ -174,7 +174,9 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Pairwise(prepare=convert_to_double, compare=assignment_distance, aligned=assign, slow=Slow(products=1.5))
+    return Pairwise(
+        prepare=convert_to_double, compare=compute_assignment_distance, aligned=assign, slow=Slow(products=1.5)
+    )
 
 
 @measures.register(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from repsim_cli.base.bounded import limit_work
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import check_readable, expand_path, refuse
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.models.library import silence_transformers
 from repsim_cli.models.loading import WHOLE, keep_in_one_place
 from repsim_cli.models.source import Source
@@ -52,13 +52,13 @@ class Adapter(NamedTuple):
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode() + self.file.read_bytes()).hexdigest()
 
 
-def adapter_in(folder: Path) -> Adapter:
+def read_adapter(folder: Path) -> Adapter:
     """The adapter in a folder. Raises BadInput where it is none, or no LoRA with safetensors."""
     if importlib.util.find_spec("peft") is None:
         raise BadInput("adapter: needs the package peft, which is not installed; pip install -e '.[peft]'")
     if not (folder / CONFIG).is_file():
         raise BadInput(f"adapter: no {CONFIG} in it, got '{folder}'; give the folder of a LoRA adapter")
-    settings = json_file(folder / CONFIG)
+    settings = read_json_file(folder / CONFIG)
     for key, known in {"peft_type": "LORA", "trainable_token_indices": None, "layer_replication": None}.items():
         if settings.get(key) != known:
             raise BadInput(
@@ -87,7 +87,7 @@ def find_base_model(folder: Path) -> dict[str, str | None]:
     where the folder has no adapter, or a model too. Raises BadInput where the base is not there, with what to set."""
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return {}
-    settings = json_file(folder / CONFIG)
+    settings = read_json_file(folder / CONFIG)
     name, revision = (settings.get(key) for key in ("base_model_name_or_path", "revision"))
     if isinstance(name, str) and name and expand_path(name).exists():
         return {"path": name}
@@ -118,15 +118,15 @@ def apply_adapter(source: Source, where: str, folder: Callable[[], Path], base: 
     """
 
     def merge_in(model: nn.Module) -> nn.Module:
-        return merge(model, adapter_in(folder()))
+        return merge(model, read_adapter(folder()))
 
     def identity() -> dict[str, Any]:
-        known, adapter = source.identity(), adapter_in(folder())
+        known, adapter = source.identity(), read_adapter(folder())
         both = hashlib.sha256(f"{known['weights_hash']} {adapter.hash()}".encode()).hexdigest()
         return {**known, "adapter": where, "base_hash": known["weights_hash"], "weights_hash": both}
 
     if check:
-        adapter = adapter_in(folder())
+        adapter = read_adapter(folder())
         match_modules(adapter, source.skeleton)
         trained_on = str(adapter.settings.get("base_model_name_or_path"))
         if Path(trained_on).name.lower() != Path(base).name.lower():

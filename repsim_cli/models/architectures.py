@@ -86,7 +86,7 @@ def find_architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
     return resolve(table if isinstance(table, Architecture) else table(config), skeleton)
 
 
-def _lens(
+def _build_lens_architecture(
     *, resid_mid: str, mlp_pre: str = "mlp.in.hook_out", attn_scores: bool, final_norm: bool, rotary: bool = False
 ) -> Architecture:
     """Hook points of TransformerLens. Never `hook_attn_out` and `hook_resid_mid`: in BERT they are other tensors."""
@@ -113,12 +113,12 @@ def _lens(
     return table if attn_scores else drop_hook_points(table, "TransformerLens gives its pattern there", "attn_scores")
 
 
-_LENS_BERT = _lens(resid_mid="ln1.hook_out", attn_scores=False, final_norm=False)
+_LENS_BERT = _build_lens_architecture(resid_mid="ln1.hook_out", attn_scores=False, final_norm=False)
 
 LENS: dict[str, Architecture] = {
-    "gpt_neox": _lens(resid_mid="ln2.hook_in", attn_scores=True, final_norm=True, rotary=True),
-    "gpt2": _lens(resid_mid="ln2.hook_in", attn_scores=True, final_norm=True),
-    "llama": _lens(
+    "gpt_neox": _build_lens_architecture(resid_mid="ln2.hook_in", attn_scores=True, final_norm=True, rotary=True),
+    "gpt2": _build_lens_architecture(resid_mid="ln2.hook_in", attn_scores=True, final_norm=True),
+    "llama": _build_lens_architecture(
         resid_mid="ln2.hook_in", mlp_pre="mlp.gate.hook_out", attn_scores=True, final_norm=True, rotary=True
     ),
     "bert": _LENS_BERT,
@@ -126,7 +126,7 @@ LENS: dict[str, Architecture] = {
 }
 
 
-def lens_architecture(config: Any) -> Architecture:
+def find_lens_architecture(config: Any) -> Architecture:
     """The table for a transformers config under TransformerLens. Raises BadInput where there is no correct table."""
     if config.model_type not in LENS:
         why = "loses the causal mask there" if config.model_type == "openai-gpt" else "has no checked hook points there"
@@ -140,10 +140,12 @@ def lens_architecture(config: Any) -> Architecture:
     return table
 
 
-def native_architecture(*, gated: bool, attention_only: bool, rotary: bool) -> Architecture:
+def build_native_architecture(*, gated: bool, attention_only: bool, rotary: bool) -> Architecture:
     """The table of native TransformerLens models."""
     pre = "mlp.gate.hook_out" if gated else "mlp.in.hook_out"
-    table = _lens(resid_mid="ln2.hook_in", mlp_pre=pre, attn_scores=False, final_norm=True, rotary=rotary)
+    table = _build_lens_architecture(
+        resid_mid="ln2.hook_in", mlp_pre=pre, attn_scores=False, final_norm=True, rotary=rotary
+    )
     if attention_only:
         return drop_hook_points(table, "it has only attention", "resid_mid", "mlp_pre", "mlp_post", "mlp_out")
     return table

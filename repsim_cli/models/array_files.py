@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.files import refuse
-from repsim_cli.data.files import npz_arrays, read_saved
+from repsim_cli.data.files import read_npz_arrays, read_saved
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 # as numpy and safetensors name them
@@ -67,7 +67,7 @@ def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
 
 
 def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
-    arrays = npz_arrays(file)
+    arrays = read_npz_arrays(file)
     shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
     arrays = {
         name: np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array for name, array in arrays.items()

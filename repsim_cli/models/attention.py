@@ -71,17 +71,17 @@ class Watch(TorchFunctionMode):
 
 def read_queries(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d), as they enter the product with the keys."""
-    return join_heads(_scores(seen)[0], heads)
+    return join_heads(_take_last_scores(seen)[0], heads)
 
 
 def read_keys(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d) for this many heads, as they enter the product with the queries."""
-    return join_heads(_scores(seen)[1].mT, heads)
+    return join_heads(_take_last_scores(seen)[1].mT, heads)
 
 
 def read_values(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x e) for this many heads."""
-    _scores(seen)
+    _take_last_scores(seen)
     assert seen.values is not None
     return join_heads(seen.values, heads)
 
@@ -93,7 +93,7 @@ def read_pattern(seen: Attended, heads: int) -> Tensor:
     return _split_heads(seen.weights, heads)
 
 
-def _scores(seen: Attended) -> tuple[Tensor, Tensor]:
+def _take_last_scores(seen: Attended) -> tuple[Tensor, Tensor]:
     if seen.values is None or not seen.scores:
         raise RunFailed("no attention was computed by a product, a softmax and a product; read another point")
     return seen.scores[-1]

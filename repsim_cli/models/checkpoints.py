@@ -19,8 +19,8 @@ from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput, Unreachable
 from repsim_cli.base.files import check_readable, expand_path, find_inside
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.data.files import json_file
-from repsim_cli.data.network import is_offline, local_only, say_why_unreachable
+from repsim_cli.data.files import read_json_file
+from repsim_cli.data.network import is_offline, must_use_downloads, say_why_unreachable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
 from repsim_cli.models.gguf import check, is_gguf, isolate_file
 from repsim_cli.runs import cache
@@ -70,7 +70,7 @@ def check_folder(path: Path) -> Path:
         raise BadInput(f"path: no such folder, got '{path}'{hint}")
     os.listdir(path)  # a folder that cannot be listed would seem empty
     if (path / ADAPTER_CONFIG).is_file():
-        base = json_file(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base = read_json_file(path / ADAPTER_CONFIG).get("base_model_name_or_path")
         raise BadInput(
             f"path: an adapter is in it, got '{path}'; give the base model ({base}) as path or hub, and the adapter in "
             "a folder of its own as adapter"
@@ -83,12 +83,12 @@ def check_folder(path: Path) -> Path:
     return path
 
 
-def weight_files(path: Path) -> list[Path]:
+def find_weight_files(path: Path) -> list[Path]:
     """The safetensors files of the folder, each with a whole header. Raises BadInput with what is missing."""
     whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
     files = [whole]
     if index.is_file() and not whole.is_file():  # transformers prefers the single file
-        names = json_file(index).get("weight_map")
+        names = read_json_file(index).get("weight_map")
         inner = isinstance(names, dict) and all(find_inside(path, name, links=True) for name in names.values())
         if not names or not inner:
             raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
@@ -128,7 +128,7 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def names_in(files: list[Path]) -> set[str]:
+def read_weight_names(files: list[Path]) -> set[str]:
     """The names of the weights in safetensors files, from their headers."""
     names: set[str] = set()
     for file in files:
@@ -170,9 +170,9 @@ def hash_files(files: list[Path]) -> str:
 
     Of many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change: of
     bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache of the hub
-    need not be read (`hub_digest`).
+    need not be read (`find_hub_digest`).
     """
-    states = _states(files)
+    states = _read_file_states(files)
     if sum(state["size"] for state in states) < REMEMBERED:
         return _hash(files)
     name = cache.make_cache_key({"files": [state["path"] for state in states]})
@@ -183,14 +183,14 @@ def hash_files(files: list[Path]) -> str:
             return str(known["sha256"])
     start, sha256 = time.time_ns(), _hash(files)
     last = max(state["ctime_ns"] for state in states)
-    if last + TICK < start and _states(files) == states:
+    if last + TICK < start and _read_file_states(files) == states:
         with suppress(OSError):  # it is computed again
             record.parent.mkdir(parents=True, exist_ok=True)
             write(record, dumps({"files": states, "sha256": sha256}).encode())
     return sha256
 
 
-def _states(files: list[Path]) -> list[dict[str, Any]]:
+def _read_file_states(files: list[Path]) -> list[dict[str, Any]]:
     """What changes where a file changes."""
     named = ("size", "mtime_ns", "ctime_ns", "ino", "dev")
     return [
@@ -201,7 +201,7 @@ def _states(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def _hash(files: list[Path]) -> str:
-    digests = [hub_digest(file) or _digest(file) for file in files]
+    digests = [find_hub_digest(file) or _digest(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
@@ -210,7 +210,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def hub_digest(file: Path) -> str | None:
+def find_hub_digest(file: Path) -> str | None:
     """The sha256 of a large file in the hub's cache, where it is the name of the file to which snapshots link; None for
     other files, and for one that was written, or changed otherwise, after the link was made."""
     if not file.is_symlink():
@@ -223,12 +223,14 @@ def hub_digest(file: Path) -> str | None:
     return blob.name if older else None
 
 
-def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:
+def fetch_hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:
     """The snapshot folder of a hub repository, with the files that match. key: what names the repository."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only()))
+        return Path(
+            snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=must_use_downloads())
+        )
     except (OSError, ValueError) as error:
         raise make_unreachable_error(hub, revision, error, key) from error
 
@@ -243,7 +245,7 @@ def load_pretrained(auto: Any, where: str, revision: str | None, **settings: Any
     given = {
         "pretrained_model_name_or_path": where,
         "revision": revision,
-        "local_files_only": is_local(where) or local_only(),
+        "local_files_only": is_local(where) or must_use_downloads(),
     }
     with isolate_file(where) if is_gguf(where) else nullcontext(given) as named:
         return auto.from_pretrained(**named, trust_remote_code=False, **settings)
@@ -255,7 +257,7 @@ def describe_error(error: Exception) -> str:
 
 def make_unreachable_error(where: str, revision: str | None, error: Exception, key: str = "hub") -> BadInput:
     at = f"{where}@{revision}" if revision else where
-    if local_only():
+    if must_use_downloads():
         reason = "HF_HUB_OFFLINE is set" if is_offline() else str(say_why_unreachable())
     else:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
@@ -263,4 +265,4 @@ def make_unreachable_error(where: str, revision: str | None, error: Exception, k
         f"{key}: the model could not be read, got '{at}' ({reason}); check the id and revision, the network, "
         f"or download it and use {'path' if key == 'hub' else key}: FOLDER"
     )
-    return Unreachable(message, at, reason) if local_only() and key == "hub" else BadInput(message)
+    return Unreachable(message, at, reason) if must_use_downloads() and key == "hub" else BadInput(message)

@@ -14,9 +14,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.base import Modality
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.data.images import Patches
-from repsim_cli.data.network import local_only
+from repsim_cli.data.network import must_use_downloads
 from repsim_cli.models.architectures import find_architecture
 from repsim_cli.models.checkpoints import describe_error, is_local, load_pretrained, make_unreachable_error
 from repsim_cli.models.gguf import is_gguf, read_once
@@ -73,7 +73,7 @@ def _read_config(where: str, revision: str | None = None) -> Any:
 
 def _check_config_file(file: Path) -> None:
     """Raises BadInput for broken JSON, an unknown architecture, or a model with code, where the library is verbose."""
-    given = json_file(file)
+    given = read_json_file(file)
     kind = given.get("model_type")
     if not isinstance(kind, str):
         raise BadInput(f"path: config.json cannot be used, got model_type {kind!r:.60} in '{file}'; fix it")
@@ -99,7 +99,7 @@ def _check_numbers(given: dict[Any, Any], path: str = "config") -> None:
             raise BadInput(f"{path}.{key}: out of range, got {value:.3g}; at most {most}")
 
 
-def text_part(config: Any) -> Any:
+def take_text_config(config: Any) -> Any:
     """The config; of a model that also reads images or sound, that of its text backbone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
@@ -146,14 +146,14 @@ def build_source_from_config(
     whole, config = config, config.get_text_config()
     if not hasattr(config, "model_type"):
         raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; fix it")
-    layers, width = _size(config, *DEPTH), _size(config, *WIDTH)
-    heads = _heads(config)
+    layers, width = _read_size(config, *DEPTH), _read_size(config, *WIDTH)
+    heads = _read_head_count(config)
     for name in ("output_hidden_states", "output_attentions"):
         if not isinstance(getattr(config, name, False), bool):
             raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; fix it")
     _check_quantization(config)
     with refuse(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
-        skeleton = _skeleton(config)
+        skeleton = _build_skeleton(config)
     kind = find_modality(skeleton)
 
     def load_without_cache(eager: bool, how: Loading = WHOLE) -> nn.Module:
@@ -194,16 +194,16 @@ def build_source_from_config(
         architecture=table,
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else check,
+        tokenizer=(lambda: patch_grid(config, _read_preprocessor(where, revision))) if kind == "images" else check,
         load=load_without_cache,
-        identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
+        identity=lambda: {**identity(), "config_hash": hash_config(config.to_dict())},
         head_width=attention.width,
         rotary=count_rotary_features(config, attention.width),
         modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
-        labels=class_names(config),
+        labels=read_class_labels(config),
         bits=read_weight_bits(getattr(config, "quantization_config", None)),
     )
 
@@ -216,7 +216,7 @@ def find_modality(model: nn.Module) -> Modality:
     return INPUTS[given]
 
 
-def _size(config: Any, most: int, *names: str) -> int:
+def _read_size(config: Any, most: int, *names: str) -> int:
     """The setting of the first name that the config has, 0 without any. Raises BadInput for a number out of range."""
     name = next((name for name in names if hasattr(config, name)), names[0])
     size = getattr(config, name, None)
@@ -232,12 +232,12 @@ def _size(config: Any, most: int, *names: str) -> int:
     return size
 
 
-def _heads(config: Any) -> int:
+def _read_head_count(config: Any) -> int:
     """The heads of each block; 0 without attention, or where blocks differ."""
     heads = getattr(config, "num_attention_heads", None)
     if heads is None or isinstance(heads, list | tuple):
         return 0
-    return _size(config, MOST_HEADS, "num_attention_heads")
+    return _read_size(config, MOST_HEADS, "num_attention_heads")
 
 
 def _check_quantization(config: Any) -> None:
@@ -253,7 +253,7 @@ def _check_quantization(config: Any) -> None:
         AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None)
 
 
-def class_names(config: Any) -> tuple[str, ...]:
+def read_class_labels(config: Any) -> tuple[str, ...]:
     """The labels in a classifier's config, in the order of its logits; () for other models."""
     named = config.architectures if isinstance(config.architectures, list) else []
     if not any(str(name).endswith("ForSequenceClassification") for name in named):
@@ -264,16 +264,16 @@ def class_names(config: Any) -> tuple[str, ...]:
 _skeletons: dict[str, nn.Module] = {}
 
 
-def _skeleton(config: Any) -> nn.Module:
+def _build_skeleton(config: Any) -> nn.Module:
     """The backbone without weights, shared by all checkpoints of a training run."""
-    known = config_hash(config.to_dict())
+    known = hash_config(config.to_dict())
     if known not in _skeletons:
         with hold_loading_lock(), torch.device("meta"):
             _skeletons[known] = import_transformers().AutoModel.from_config(config).eval()
     return _skeletons[known]
 
 
-def config_hash(config: dict[str, Any]) -> str:
+def hash_config(config: dict[str, Any]) -> str:
     """sha256 of the settings that, with the weights, determine the activations: equal weights can be two models."""
     settings = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
@@ -294,8 +294,8 @@ def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Pa
 
     Of a model in stages, the places are those of the first; of one that reads images of any size, a single one.
     """
-    size = _pair(config.image_size) if hasattr(config, "image_size") else None
-    patch = _pair(getattr(config, "patch_size", 1))
+    size = _make_pair(config.image_size) if hasattr(config, "image_size") else None
+    patch = _make_pair(getattr(config, "patch_size", 1))
     if size is not None and (min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size)):
         raise BadInput(f"config: no patches, got image_size {size}, patch_size {patch}; patches must fit the image")
     settings = preprocessor or {}
@@ -307,11 +307,11 @@ def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Pa
     return Patches(size, patch, config.num_channels, tuple(mean), tuple(std), before)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _make_pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
+def _read_preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
     """preprocessor_config.json of a folder or hub model; empty if there is none."""
     if where is None:
         return {}
@@ -321,11 +321,11 @@ def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            file = Path(hf_hub_download(where, file.name, revision=revision, local_files_only=local_only()))
+            file = Path(hf_hub_download(where, file.name, revision=revision, local_files_only=must_use_downloads()))
         except LocalEntryNotFoundError as error:  # there may be a file
             raise make_unreachable_error(where, revision, error) from error
         except EntryNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             raise make_unreachable_error(where, revision, error) from error
-    return json_file(file) if file.is_file() else {}
+    return read_json_file(file) if file.is_file() else {}

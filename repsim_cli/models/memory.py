@@ -25,7 +25,7 @@ from repsim_cli.models.configs import build_source_from_config
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache, place_model
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.models.tokenizers import load_tokenizer
-from repsim_cli.models.transformers import types_with
+from repsim_cli.models.transformers import list_types_with_head
 
 Forward = Callable[[nn.Module, Any], Any]
 Maps = Literal["flattened", "pooled", "positions"]
@@ -84,7 +84,7 @@ def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
         return load_tokenizer(where) if tokenizer is None else tokenizer
 
     def copy_with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
-        if model is backbone or model.config.model_type not in types_with(auto):
+        if model is backbone or model.config.model_type not in list_types_with_head(auto):
             raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
         return copy_module(model, how=how)
 
@@ -173,7 +173,7 @@ def record_modules(
             for batch in batches:
                 for label, module in modules.items():
                     with _name_errors(label):
-                        rows[label].add(*_rows(module, batch, rows[label].names, forward, maps))
+                        rows[label].add(*_capture_batch_rows(module, batch, rows[label].names, forward, maps))
         kept = {}
         for label, module in modules.items():
             with _name_errors(label):
@@ -306,7 +306,7 @@ def _leave_undisturbed(module: nn.Module) -> Any:
             part.training = mode
 
 
-def _rows(
+def _capture_batch_rows(
     module: nn.Module, batch: Any, names: Sequence[str], forward: Forward | None, maps: Maps
 ) -> tuple[dict[str, Float[np.ndarray, "n d"]], int]:
     """The rows of a batch, by layer, and the number of its items."""
@@ -336,7 +336,7 @@ def _rows(
     finally:
         for handle in handles:
             handle.remove()
-    items = _items(batch)
+    items = _count_items(batch)
     for name in names:
         if name not in seen:
             raise BadInput(f"layer '{name}': it did not run; choose another layer")
@@ -356,7 +356,7 @@ def _describe_batch(batch: Any) -> str:
     return f"a {kind}{inside}"
 
 
-def _items(batch: Any) -> int:
+def _count_items(batch: Any) -> int:
     """How many items a batch has; 0 where that is not known."""
     first = next(iter(batch.values() if isinstance(batch, Mapping) else batch), None) if _is_group(batch) else batch
     return len(first) if isinstance(first, Tensor | np.ndarray) and first.ndim else 0

@@ -10,14 +10,14 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import check_readable
 
 
-def weights_in(where: Path) -> Path:
+def find_native_weights(where: Path) -> Path:
     files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
     if not files:
         raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
     return check_readable(files[0])
 
 
-def weights_file(file: Path) -> Path:
+def check_weights_file(file: Path) -> Path:
     if not file.is_file():
         raise BadInput(f"weights: no such file, got '{file}'; check the path")
     if file.suffix not in (".safetensors", ".pth", ".pt"):

@@ -88,13 +88,13 @@ def _describe(entry: dict[str, Any]) -> str:
 def _say_stack(stack: dict[str, Any]) -> str:
     text = "all"
     if "lacks" in stack:
-        text += f" but {_reasons(stack['lacks'])}"
+        text += f" but {_list_kinds_by_reason(stack['lacks'])}"
     if "some" in stack:
-        text += f"; in some blocks not {_reasons(stack['some'])}"
+        text += f"; in some blocks not {_list_kinds_by_reason(stack['some'])}"
     return f"{text}; also {', '.join(stack['more'])}" if "more" in stack else text
 
 
-def _reasons(lacking: dict[str, str]) -> str:
+def _list_kinds_by_reason(lacking: dict[str, str]) -> str:
     """Kinds by their reason."""
     kinds: dict[str, list[str]] = {}
     for kind, why in lacking.items():

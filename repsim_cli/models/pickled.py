@@ -19,8 +19,8 @@ import torch
 from repsim_cli.base.documents import show
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path, find_inside
-from repsim_cli.data.files import json_file
-from repsim_cli.models.checkpoints import check_folder, hub_files, weight_files
+from repsim_cli.data.files import read_json_file
+from repsim_cli.models.checkpoints import check_folder, fetch_hub_files, find_weight_files
 
 WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SHARD = re.compile(r"pytorch_model([\w.-]*)\.bin")
@@ -36,13 +36,15 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     if os.path.lexists(target):
         raise BadInput(f"target: it already exists, got '{target}'; name a new folder")
     place = expand_path(source)
-    given = check_folder(place) if place.is_dir() else hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
+    given = (
+        check_folder(place) if place.is_dir() else fetch_hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
+    )
     beside = [file for pattern in BESIDE for file in given.glob(pattern) if not file.name.endswith(".index.json")]
     for file in (*beside, *given.glob("pytorch_model*")):
         if find_inside(given, file.name) is None:
             raise BadInput(f"source: a link that leaves its folder, got '{file}'; copy the file there")
     index = given / INDEX
-    shards = json_file(index).get("weight_map") if index.is_file() else {"": WEIGHTS}
+    shards = read_json_file(index).get("weight_map") if index.is_file() else {"": WEIGHTS}
     if not isinstance(shards, dict) or not shards or not all(map(SHARD.fullmatch, map(str, shards.values()))):
         raise BadInput(f"source: {INDEX} does not name files such as {WEIGHTS}, got {show(shards)}; copy it again")
     named = {name: SHARD.sub(r"model\1.safetensors", name) for name in sorted(set(shards.values()))}
@@ -54,18 +56,18 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
         made = Path(scratch) / "model"
         made.mkdir()
         for name, new in named.items():
-            _rewritten(given / name, made / new)
+            _rewrite_in_subprocess(given / name, made / new)
         if index.is_file():
             renamed = {key: named[name] for key, name in shards.items()}
             (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": renamed}))
         for file in beside:
             shutil.copyfile(file, made / file.name)
-        weight_files(made)
+        find_weight_files(made)
         made.rename(target)
     return target
 
 
-def _rewritten(file: Path, target: Path) -> None:
+def _rewrite_in_subprocess(file: Path, target: Path) -> None:
     """Rewrites the file in a separate process, for which the current folder, perhaps the model's, holds no modules."""
     code = "import sys; from repsim_cli.models.pickled import rewrite; rewrite(*sys.argv[1:])"
     done = subprocess.run([sys.executable, "-P", "-c", code, str(file), str(target)], capture_output=True, text=True)

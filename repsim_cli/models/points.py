@@ -56,7 +56,7 @@ def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
     return pick
 
 
-def batch_first(value: Any, heads: int = 0) -> Tensor:
+def put_batch_first(value: Any, heads: int = 0) -> Tensor:
     """(batch, position, features) from a model that uses (position, batch, features) internally."""
     return take_hidden_states(value).transpose(0, 1)
 
@@ -256,7 +256,7 @@ def resolve(table: Architecture, skeleton: nn.Module) -> Architecture:
         lacks={**table.lacks, **lacks},
         missing={place: why for place, why in missing.items() if place[0] not in everywhere},
         depth=len(layers),
-        heads={layer: heads for layer in layers if (heads := _heads(table, modules, layer)) is not None},
+        heads={layer: heads for layer in layers if (heads := _read_heads(table, modules, layer)) is not None},
     )
 
 
@@ -265,13 +265,13 @@ KEY_COUNTS = ("num_kv_heads", "kv_heads", "num_key_value_heads")
 WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
 
 
-def _heads(table: Architecture, modules: Mapping[str, nn.Module], layer: int) -> Heads | None:
+def _read_heads(table: Architecture, modules: Mapping[str, nn.Module], layer: int) -> Heads | None:
     """What an attention module says of its heads, or its output projection does; None where that is not enough."""
     place, end = table.find("q", layer), table.find("z", layer)
     if place is None or place.side != "attention" or place.module not in modules:
         return None
     module = modules[place.module]
-    inputs = _inputs(modules.get(end.module)) if end else None
+    inputs = _count_inputs(modules.get(end.module)) if end else None
     count, width = _number(module, *COUNTS), _number(module, "v_head_dim", *WIDTHS)
     count = count or (inputs // width if inputs and width else None)
     width = width or (inputs // count if inputs and count else None)
@@ -286,7 +286,7 @@ def _number(module: nn.Module, *names: str) -> int | None:
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), None)
 
 
-def _inputs(projection: nn.Module | None) -> int | None:
+def _count_inputs(projection: nn.Module | None) -> int | None:
     """The number of features that a projection takes; GPT-2's holds its weights as (inputs, outputs)."""
     given = getattr(projection, "in_features", None)
     return int(projection.weight.shape[0]) if type(projection).__name__ == "Conv1D" else given  # type: ignore
@@ -298,13 +298,13 @@ def guess_architecture(skeleton: nn.Module, sides: Sequence[str] = ()) -> Archit
     sides: the modules that hold the stacks of an encoder-decoder.
     """
     if sides:
-        stacks = {side: _largest(skeleton, f"{side}.") for side in sides}
+        stacks = {side: _guess_largest_stack(skeleton, f"{side}.") for side in sides}
         largest = {side: stack for side, stack in stacks.items() if stack is not None}
         return Architecture("", {}, stacks=largest, guessed=True) if len(largest) == len(sides) else None
-    return _largest(skeleton, "")
+    return _guess_largest_stack(skeleton, "")
 
 
-def _largest(skeleton: nn.Module, prefix: str) -> Architecture | None:
+def _guess_largest_stack(skeleton: nn.Module, prefix: str) -> Architecture | None:
     lists = {
         name: module
         for name, module in skeleton.named_modules()

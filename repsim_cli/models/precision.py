@@ -48,7 +48,7 @@ class Raised(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def twin_dtype(reference: torch.dtype, candidate: torch.dtype) -> torch.dtype:
+def choose_twin_dtype(reference: torch.dtype, candidate: torch.dtype) -> torch.dtype:
     """The precision beside which the reference's rounding is seen: a finer one, or the candidate's where it is
     coarser."""
     if UNIT[candidate] > UNIT[reference]:

@@ -17,7 +17,7 @@ from repsim_cli.base.settings import LARGEST, NotNegative
 from repsim_cli.data.files import find_file
 from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, check, make_natural_key
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.sentence_files import prompt_files, read_prompts, sentence_file, take_all_sentences
+from repsim_cli.models.sentence_files import find_prompt_files, open_sentence_file, read_prompts, take_all_sentences
 from repsim_cli.models.source import Precomputed, PrecomputedIds
 
 AT_ONCE = 2**30  # bytes of a file that is read through before the run; of larger ones, values are checked as they pass
@@ -49,7 +49,7 @@ def precomputed(
     Example: repsim run model=[] +model.mine='{kind: precomputed, path: FILE}' extract.estimate=full
     """
     place = expand_path(path)
-    prompts = prompt_files(place)
+    prompts = find_prompt_files(place)
     if bool(prompts) != (layer_ids is not None):
         raise BadInput(
             "layer_ids: files of vLLM do not say which layers they hold; give the "
@@ -64,14 +64,14 @@ def precomputed(
     what = f"complete {file.suffix} file of numbers" if file.is_file() else "folder of a data set, nor of files of vLLM"
     broken = (f"path: not a {what}", path, "write it again")
     with refuse(*broken):
-        if file.suffix in (".hdf5", ".h5") and (archive := sentence_file(file)) is not None:
+        if file.suffix in (".hdf5", ".h5") and (archive := open_sentence_file(file)) is not None:
             return take_all_sentences(archive, layers)
         shapes, read, integers = OPENERS[file.suffix if file.is_file() else ".parquet"](file)
     key, belongs = _find_named("ids", ids, IDS, integers), _find_named("documents", documents, DOCUMENTS, integers)
     names = (
         layers if layers is not None else sorted((x for x in shapes if x not in (key, belongs)), key=make_natural_key)
     )
-    rows = _rows(path, names, shapes)
+    rows = _count_paired_rows(path, names, shapes)
     with refuse(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
             read(name, slice(1))
@@ -102,7 +102,7 @@ def _find_named(what: str, name: str | None, usual: Sequence[str], integers: Ids
     return found
 
 
-def _rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
+def _count_paired_rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
     """How many rows these arrays have. Raises BadInput where they are not paired (n, d) arrays of floats."""
     for name in names:
         if name not in shapes:

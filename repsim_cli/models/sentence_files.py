@@ -52,7 +52,7 @@ class Prompt(NamedTuple):
 STATES, TOKENS = "hidden_states", "token_ids"
 
 
-def prompt_files(place: Path) -> list[Path]:
+def find_prompt_files(place: Path) -> list[Path]:
     """The files of vLLM there, one per prompt; none where the first file is another."""
     import safetensors
 
@@ -117,7 +117,7 @@ def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], np.ndar
         archive[INDEX] = np.array([json.dumps(index).encode()])
 
 
-def sentence_file(file: Path) -> SentenceFile | None:
+def open_sentence_file(file: Path) -> SentenceFile | None:
     """The file; None where it has another format."""
     import h5py
 
@@ -156,10 +156,10 @@ def take_all_sentences(
     texts = {key: text for text, key in archive.keys.items()}
     whole = [Sentence(texts.get(key, ""), words) for key, words in archive.words.items()]
     names = layers or known
-    return _rows_of(archive, names, [known.index(name) for name in names], list(archive.words), whole)
+    return _make_word_rows(archive, names, [known.index(name) for name in names], list(archive.words), whole)
 
 
-def _rows_of(
+def _make_word_rows(
     archive: SentenceFile, names: list[str], numbers: list[int], keys: list[str], sentences: Sequence[Sentence]
 ) -> PrecomputedWords:
     """The words of these sentences as rows."""
@@ -192,7 +192,7 @@ def _rows_of(
                     f"{sentence.words} ({sentence.text!r:.60}); write it again from the same words"
                 )
             chosen.append(key)
-        return _rows_of(archive, names, numbers, chosen, wanted)
+        return _make_word_rows(archive, names, numbers, chosen, wanted)
 
     return PrecomputedWords(
         names=names,

@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path, explain
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import NotNegative
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.models.shapes import find_shipped_shape
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
@@ -54,13 +54,18 @@ def series(
     if shipped is not None:
         checkpoints = _open_shipped(shipped, steps)
     elif folder is not None:
-        checkpoints = [_local(step, place) for step, place in _folders(expand_path(folder), pattern, steps).items()]
+        checkpoints = [
+            _make_local_checkpoint(step, place)
+            for step, place in _find_step_folders(expand_path(folder), pattern, steps).items()
+        ]
     else:
         if steps is None:
             raise BadInput("steps: needed with hub; list the steps, e.g. [0, 1000, 143000]")
         if pattern == "step{step}":
             _check_published(str(hub), steps)
-        checkpoints = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]
+        checkpoints = [
+            _make_hub_checkpoint(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps
+        ]
     if len(checkpoints) < 2:
         raise BadInput(
             f"steps: a series needs two checkpoints, got {[checkpoint.step for checkpoint in checkpoints]}; name more"
@@ -78,7 +83,7 @@ def _check_published(hub: str, steps: list[int]) -> None:
             raise BadInput(f"steps: {hub} was published without this step, got {step}; the nearest is {nearest}")
 
 
-def _folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, Path]:
+def _find_step_folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, Path]:
     """The checkpoint folder of each step; of requested steps even if it does not exist."""
     if not folder.is_dir():
         raise BadInput(f"folder: no such folder, got '{folder}'; check the path")
@@ -112,27 +117,27 @@ def _open_shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
     return [Checkpoint(step=step, open=partial(shipped, name=model)) for step, model in chosen.items()]
 
 
-def _local(step: int, place: Path) -> Checkpoint:
+def _make_local_checkpoint(step: int, place: Path) -> Checkpoint:
     def open_step() -> Source:
         try:
-            return replace(local_model(place), metrics=partial(read_metrics, place))
+            return replace(open_local_model(place), metrics=partial(read_metrics, place))
         except OSError as error:
             raise BadInput(explain(error)) from None
 
     return Checkpoint(step=step, open=open_step)
 
 
-def local_model(place: Path) -> Source:
+def open_local_model(place: Path) -> Source:
     """A model on the disk, in the transformers format or in the native one of TransformerLens."""
     return (transformer_lens if is_native(place) else transformers)(path=str(place))
 
 
 def is_native(place: Path) -> bool:
     """Whether a folder is in the native format of TransformerLens."""
-    return (config := place / "config.json").is_file() and _native(config)
+    return (config := place / "config.json").is_file() and _is_native_config(config)
 
 
-def _native(config: Path) -> bool:
+def _is_native_config(config: Path) -> bool:
     """Whether it is the config of a model in the native format of TransformerLens."""
     try:
         content = json.loads(read(config))
@@ -144,10 +149,10 @@ def _native(config: Path) -> bool:
 def read_metrics(folder: Path) -> dict[str, float]:
     """The metrics saved with a model; empty without a metrics.json."""
     file = folder / METRICS
-    return json_file(file) if file.is_file() else {}
+    return read_json_file(file) if file.is_file() else {}
 
 
-def _revision(step: int, hub: str, revision: str, drop: bool) -> Checkpoint:
+def _make_hub_checkpoint(step: int, hub: str, revision: str, drop: bool) -> Checkpoint:
     return Checkpoint(
         step=step,
         open=partial(transformers, hub=hub, revision=revision),

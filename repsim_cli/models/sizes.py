@@ -17,7 +17,7 @@ from repsim_cli.models.parts import explain_block_refusal, list_block_names
 from repsim_cli.models.source import Source
 
 
-def weight_bytes(source: Source, dtype: str) -> float:
+def count_weight_bytes(source: Source, dtype: str) -> float:
     """Bytes of a model's weights once it is loaded in this dtype, of linear layers in fewer bits where they are
     quantized."""
     item, packed = getattr(torch, dtype).itemsize, 0
@@ -36,7 +36,10 @@ def goes_by_block(source: Source, hardware: Hardware) -> bool:
             )
         return False
     if hardware.by_block == "auto":
-        return weight_bytes(source, hardware.dtype) > BUDGET * _room(hardware) and explain_block_refusal(source) is None
+        return (
+            count_weight_bytes(source, hardware.dtype) > BUDGET * _count_available_bytes(hardware)
+            and explain_block_refusal(source) is None
+        )
     if hardware.by_block == "always" and (why := explain_block_refusal(source)) is not None:
         raise BadInput(f"hardware.by_block: a {source.model_type} cannot be run by block ({why}), got always; set auto")
     return hardware.by_block == "always"
@@ -47,14 +50,14 @@ def count_by_block_bytes(source: Source, dtype: str) -> float:
     sizes = [
         sum(x.numel() for x in source.skeleton.get_submodule(block).parameters()) for block in list_block_names(source)
     ]
-    return weight_bytes(source, dtype) * (source.parameters - sum(sizes) + max(sizes)) / source.parameters
+    return count_weight_bytes(source, dtype) * (source.parameters - sum(sizes) + max(sizes)) / source.parameters
 
 
-def resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: bool = False) -> float:
+def count_resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: bool = False) -> float:
     """Bytes of the weights that are in memory at a time. together: all models are, whatever the setting."""
     by_block = [] if together else [source for source in sources if goes_by_block(source, hardware)]
     others = [source for source in sources if together or not goes_by_block(source, hardware)]
-    weights = [weight_bytes(source, hardware.dtype) for source in others]
+    weights = [count_weight_bytes(source, hardware.dtype) for source in others]
     if hardware.shard == "auto":
         weights = [min(size, _count_host_bytes(hardware)) for size in weights]
     at_once = float(sum(weights)) if together or are_resident_together(others, hardware) else max(weights, default=0.0)
@@ -74,10 +77,12 @@ def are_resident_together(sources: Sequence[Source], hardware: Hardware) -> bool
     where their weights take at most half of the memory."""
     if hardware.resident != "auto":
         return hardware.resident == "all"
-    return sum(weight_bytes(source, hardware.dtype) for source in sources) <= BUDGET * _room(hardware)
+    return sum(count_weight_bytes(source, hardware.dtype) for source in sources) <= BUDGET * _count_available_bytes(
+        hardware
+    )
 
 
-def _room(hardware: Hardware) -> float:
+def _count_available_bytes(hardware: Hardware) -> float:
     """Bytes for the weights of all models: of the GPUs that are named, or the memory limit."""
     named = hardware.devices or [hardware.device]
     names = named.values() if isinstance(named, dict) else named

@@ -23,7 +23,7 @@ def name_modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules())
 
 
-def backbone_path(model: nn.Module, source: "Source") -> str:
+def find_backbone_path(model: nn.Module, source: "Source") -> str:
     """Where the backbone is in a model with an output head."""
     kind: Any = type(source.skeleton)
     same = (name for name, module in model.named_modules() if type(module) is kind)

@@ -9,11 +9,11 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput, refuse_panics
 from repsim_cli.base.files import check_readable
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.models.checkpoints import (
     SHIPPED,
     describe_error,
-    hub_files,
+    fetch_hub_files,
     is_local,
     list_shipped,
     load_pretrained,
@@ -64,7 +64,7 @@ def load_tokenizer(where: str, revision: str | None = None) -> Any:
             ) from error
         if isinstance(error, OSError):
             # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
-            return load_tokenizer(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
+            return load_tokenizer(str(fetch_hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
         raise make_unreachable_error(where, revision, error) from error
 
 
@@ -73,7 +73,7 @@ def _limit(where: str, revision: str | None) -> Any:
     before it is loaded, which normalises its added tokens."""
     file = Path(where) / "tokenizer.json"
     if file.is_file():
-        _check_growth(json_file(file).get("normalizer"))
+        _check_growth(read_json_file(file).get("normalizer"))
     tokenizer = load_pretrained(import_transformers().AutoTokenizer, where, revision)
     if tokenizer.is_fast and (part := tokenizer.backend_tokenizer.normalizer) is not None:
         _check_growth(json.loads(part.__getstate__()))

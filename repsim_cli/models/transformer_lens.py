@@ -1,7 +1,7 @@
 """Models under TransformerLens: from the hub or a folder through its bridge, and its native architecture.
 
 Weights are raw unless `process_weights` is set. The library takes seconds to import and is imported when first needed.
-Its errors are excluded: see `architectures.lens_architecture` and MISNAMED_BERT.
+Its errors are excluded: see `architectures.find_lens_architecture` and MISNAMED_BERT.
 """
 
 import copy
@@ -24,13 +24,13 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import Seed
-from repsim_cli.models.architectures import lens_architecture, native_architecture
-from repsim_cli.models.checkpoints import hash_files, hub_files, locate
-from repsim_cli.models.configs import build_source_from_config, config_hash
+from repsim_cli.models.architectures import build_native_architecture, find_lens_architecture
+from repsim_cli.models.checkpoints import fetch_hub_files, hash_files, locate
+from repsim_cli.models.configs import build_source_from_config, hash_config
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import WHOLE, Loading, place_model
-from repsim_cli.models.native_weights import fill, weights_file, weights_in
+from repsim_cli.models.native_weights import check_weights_file, fill, find_native_weights
 from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, find_shipped_shape
 from repsim_cli.models.source import Source
 from repsim_cli.models.tokenizers import TOKENIZER_FILES, load_tokenizer
@@ -79,14 +79,14 @@ def transformer_lens(  # noqa: PLR0913 - keys of YAML
             raise BadInput(
                 f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
             )
-        file = None if weights is None else weights_file(expand_path(weights))
+        file = None if weights is None else check_weights_file(expand_path(weights))
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
-        native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
+        native = _make_native_source(config, about, lambda: file, tokenizer, seed, process_weights)
         return replace(native, trained=weights is not None)
     if weights is not None:
         raise BadInput(f"weights: only a native config takes separate weights, got '{weights}'; give config too")
     check_place(path, hub, revision)
-    native_config = _native_format(path, hub, revision)
+    native_config = _read_native_config(path, hub, revision)
     if native_config is not None:
         return _read_saved(native_config, path, hub, revision, tokenizer, process_weights)
     return _bridge(path, hub, revision, tokenizer, process_weights)
@@ -136,7 +136,7 @@ MISNAMED_NONE = r"^$"
 def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool) -> Source:
     model_place = place(path, hub, revision)
     settings = model_place.config.get_text_config()
-    table = lens_architecture(settings)
+    table = find_lens_architecture(settings)
     auto = HEADS.get(settings.model_type, "AutoModelForCausalLM")
     if process and settings.model_type in HEADS:
         raise BadInput(
@@ -152,7 +152,7 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
     def load_bridge(eager: bool, how: Loading = WHOLE) -> nn.Module:
         # its attention is always eager
         model = load(model_place.where, model_place.revision, True, auto)
-        return place_model(_backbone(bridge(model), process), how)
+        return place_model(_wrap_backbone(bridge(model), process), how)
 
     def skeleton() -> nn.Module:
         """The same modules with a single narrow head: the bridge splits projections, which needs weights."""
@@ -161,7 +161,7 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
             if hasattr(narrow, key):
                 setattr(narrow, key, value)
         with torch.random.fork_rng(devices=[]):
-            return _backbone(
+            return _wrap_backbone(
                 bridge(getattr(import_transformers(), auto).from_config(narrow, attn_implementation="eager")), False
             )
 
@@ -204,7 +204,7 @@ NARROW = {
 }
 
 
-def _backbone(bridge: Any, process: bool) -> nn.Module:
+def _wrap_backbone(bridge: Any, process: bool) -> nn.Module:
     with redirect_stdout(StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if process:
@@ -218,12 +218,12 @@ def _mark(identity: dict[str, Any], process: bool) -> dict[str, Any]:
     return {**identity, "kind": how, "weights_hash": f"{how}: {identity['weights_hash']}"}
 
 
-def _native_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
+def _read_native_config(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
     """config.json of a model in the native format of TransformerLens; None for the transformers format."""
     if hub is not None and (shape := find_planned_shape(hub)):
         content = shape.config
     else:
-        where = locate(path) if path is not None else hub_files(str(hub), revision, ["config.json"])
+        where = locate(path) if path is not None else fetch_hub_files(str(hub), revision, ["config.json"])
         if is_gguf(where):
             return None
         try:
@@ -251,17 +251,17 @@ def _read_saved(
 
     def file() -> Path:
         if path is not None:
-            return weights_in(expand_path(path))
-        return weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
+            return find_native_weights(expand_path(path))
+        return find_native_weights(fetch_hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
 
     if path is not None:
         file()
         has_tokenizer = any((expand_path(path) / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
-    return _native(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
+    return _make_native_source(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
 
 
-def _native(
+def _make_native_source(
     config: dict[str, Any],
     about: dict[str, Any],
     file: Callable[[], Path | None],
@@ -298,7 +298,7 @@ def _native(
         bridge = boot(init=weights_file is None)
         if weights_file is not None:
             fill(bridge, weights_file)
-        return place_model(_backbone(bridge, process), how)
+        return place_model(_wrap_backbone(bridge, process), how)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         if auto != "AutoModelForCausalLM" or process:
@@ -318,7 +318,7 @@ def _native(
     def identity() -> dict[str, Any]:
         weights_file = file()
         weights = f"seed {seed}" if weights_file is None else hash_files([weights_file])
-        return _mark({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
+        return _mark({**about, "weights_hash": weights, "config_hash": hash_config(settings)}, process)
 
     with torch.device("meta"):
         skeleton = Backbone(boot(init=False))
@@ -332,7 +332,7 @@ def _native(
         context=settings["n_ctx"],
         parameters=sum(p.numel() for p in skeleton.parameters()) - head,
         vocabulary=settings["d_vocab"],
-        architecture=native_architecture(
+        architecture=build_native_architecture(
             gated=bool(settings.get("gated_mlp")), attention_only=bool(settings.get("attn_only")), rotary=rotated
         ),
         model_type=f"native {settings['act_fn']}",

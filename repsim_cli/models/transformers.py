@@ -23,31 +23,31 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.base.planning import is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.data.network import add_owner
-from repsim_cli.models.adapters import FILES, adapter_in, apply_adapter, count_adapter_tokens, find_base_model
+from repsim_cli.models.adapters import FILES, apply_adapter, count_adapter_tokens, find_base_model, read_adapter
 from repsim_cli.models.checkpoints import (
     check_scales,
     check_stray,
     describe_error,
+    fetch_hub_files,
     find_shipped,
+    find_weight_files,
     hash_files,
-    hub_files,
     is_local,
     load_pretrained,
     locate,
     make_unreachable_error,
-    names_in,
-    weight_files,
+    read_weight_names,
 )
 from repsim_cli.models.complete import check_blocks, check_complete
 from repsim_cli.models.configs import (
     build_source_from_config,
-    config_hash,
     find_config,
+    hash_config,
     inline_config,
     read_config,
-    text_part,
+    take_text_config,
 )
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import hold_loading_lock, import_transformers
@@ -89,13 +89,13 @@ def transformers(
         return replace(mark(make_source_from_place(at, quantize), quantize), bits=quantize.bits)
     source = make_source_from_place(at)
     if path is not None and not is_gguf(at.where):
-        check_blocks(source.skeleton, source.layers, names_in(weight_files(Path(at.where))), at.where)
+        check_blocks(source.skeleton, source.layers, read_weight_names(find_weight_files(Path(at.where))), at.where)
     if adapter is not None:
         near = expand_path(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
-        folder = partial(hub_files, adapter, None, FILES, "adapter") if on_hub else lambda: near
+        folder = partial(fetch_hub_files, adapter, None, FILES, "adapter") if on_hub else lambda: near
         known = not (on_hub and is_dry())  # nothing is downloaded for a plan
-        if known and (tokens := count_adapter_tokens(adapter_in(folder()), source.skeleton)) is not None:
+        if known and (tokens := count_adapter_tokens(read_adapter(folder()), source.skeleton)) is not None:
             source = replace(
                 make_source_from_place(_resize_vocabulary(at, tokens)), tokenizer=partial(load_tokenizer, str(folder()))
             )
@@ -106,7 +106,7 @@ def transformers(
 def _resize_vocabulary(at: "Place", tokens: int) -> "Place":
     """The place of a model whose vocabulary an adapter changes."""
     config = copy.deepcopy(at.config)
-    text_part(config).vocab_size = tokens
+    take_text_config(config).vocab_size = tokens
     return at._replace(config=config)
 
 
@@ -129,7 +129,7 @@ def check_place(path: str | None, hub: str | None, revision: str | None) -> None
 def place(path: str | None, hub: str | None, revision: str | None) -> Place:
     """A folder, .gguf file or hub id."""
     check_place(path, hub, revision)
-    return _local_place(locate(path)) if path is not None else _hub_place(str(hub), revision)
+    return _make_local_place(locate(path)) if path is not None else _make_hub_place(str(hub), revision)
 
 
 @models.register("shipped")
@@ -138,7 +138,7 @@ def shipped(*, name: str) -> Source:
 
     name: tiny_a, tiny_a_step100, tiny_a_step400 or tiny_b.
     """
-    return make_source_from_place(_local_place(find_shipped(name)))
+    return make_source_from_place(_make_local_place(find_shipped(name)))
 
 
 @models.register("random")
@@ -178,7 +178,7 @@ def random(
     else:
         like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
         settings, where = find_config(like, revision), tokenizer or like
-    settings = text_part(settings)
+    settings = take_text_config(settings)
 
     def load_own_tokenizer() -> Any:
         if where is None:
@@ -200,7 +200,7 @@ def random(
 
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
-        "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
+        "weights_hash": f"seed {seed}, config {hash_config(settings.to_dict())}",
     }
     fresh = partial(_make_fresh, settings, seed)
     return replace(
@@ -214,22 +214,22 @@ def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn
         torch.manual_seed(seed)
         auto = import_transformers().AutoModel
         # drawn in float32: the same weights in any dtype
-        fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
+        fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_choose_attention(eager))
     return place_model(fresh, how)
 
 
-def shape_key(trained: Source) -> str:
+def make_shape_key(trained: Source) -> str:
     """What models have in common whose untrained twins are the same. Raises BadInput for a model that is not of
     transformers."""
     if not trained.plain or not isinstance(trained.skeleton, import_transformers().PreTrainedModel):
         raise BadInput(f"kind: no untrained twin can be made of {trained.model_type}; use a model of transformers")
     config: Any = trained.skeleton.config
-    return config_hash(config.to_dict())
+    return hash_config(config.to_dict())
 
 
 def draw_untrained(trained: Source, seed: int) -> Source:
     """A model in the same shape with random weights, without a head."""
-    shape = shape_key(trained)
+    shape = make_shape_key(trained)
     config: Any = trained.skeleton.config
     return replace(
         trained,
@@ -246,25 +246,25 @@ def draw_untrained(trained: Source, seed: int) -> Source:
     )  # fmt: skip
 
 
-def _attention(eager: bool) -> str | None:
+def _choose_attention(eager: bool) -> str | None:
     return "eager" if eager else None
 
 
-def _local_place(path: Path) -> Place:
+def _make_local_place(path: Path) -> Place:
     config = find_config(str(path))
-    files = [path] if is_gguf(path) else weight_files(path)
+    files = [path] if is_gguf(path) else find_weight_files(path)
     if not is_gguf(path):
         check_stray(path)
         check_scales(config, files)
     return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
 
-def _hub_place(hub: str, revision: str | None) -> Place:
+def _make_hub_place(hub: str, revision: str | None) -> Place:
     config = find_config(hub, revision)
 
     def identity() -> dict[str, Any]:
-        folder = hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
-        files = weight_files(folder)
+        folder = fetch_hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
+        files = find_weight_files(folder)
         check_scales(config, files)
         return {"source": hub, "revision": revision, "commit": folder.name, "weights_hash": hash_files(files)}
 
@@ -284,7 +284,7 @@ def make_source_from_place(model_place: Place, quantize: Quantize | None = None)
     )
     quantized = getattr(model_place.config, "quantization_config", None) is not None
     parts = not quantized and quantize is None and not is_gguf(model_place.where)
-    return replace(made, parts=parts, metrics=(lambda: json_file(metrics)) if metrics.is_file() else None)
+    return replace(made, parts=parts, metrics=(lambda: read_json_file(metrics)) if metrics.is_file() else None)
 
 
 def load(
@@ -319,7 +319,7 @@ def load_with_head(
     return disable_cache(model)
 
 
-def types_with(auto: str) -> set[str]:
+def list_types_with_head(auto: str) -> set[str]:
     """The types of model that an auto class has a head for. AutoModelForCausalLM: without masked language models, which
     predict the token itself."""
     from transformers.models.auto import modeling_auto as names
@@ -332,7 +332,12 @@ def types_with(auto: str) -> set[str]:
 def predicts_next(source: Source) -> bool:
     """Whether the model can have an output head for the next token, and hook points in the model that has it."""
     two = source.architecture is not None and bool(source.architecture.stacks)  # an encoder and a decoder
-    return source.plain and source.has_head and not two and source.model_type in types_with("AutoModelForCausalLM")
+    return (
+        source.plain
+        and source.has_head
+        and not two
+        and source.model_type in list_types_with_head("AutoModelForCausalLM")
+    )
 
 
 CAUSAL = "AutoModelForCausalLM"
@@ -363,7 +368,7 @@ def _load(
         }
     else:
         config = read_config(where, revision)
-        text = text_part(config)
+        text = take_text_config(config)
         settings = {"config": text}
         if text is not config:
             log.info("%s: the text backbone of a %s is read", where, config.model_type)
@@ -381,7 +386,7 @@ def _load(
             logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
     kind = getattr(import_transformers(), auto)
     if how.kept is not None:
-        kind = make_partial_class(_class_of(kind, settings["config"]), how.kept)
+        kind = make_partial_class(_find_model_class(kind, settings["config"]), how.kept)
     try:
         with hold_loading_lock():
             model, info = load_pretrained(
@@ -389,7 +394,7 @@ def _load(
                 where,
                 revision,
                 dtype=how.dtype,
-                attn_implementation=_attention(eager),
+                attn_implementation=_choose_attention(eager),
                 use_safetensors=True,
                 **settings,
                 **on_devices,
@@ -411,7 +416,7 @@ def _load(
     return (model if on_devices else model.to(how.device)), sorted(lacking)
 
 
-def _class_of(auto: Any, config: Any) -> Any:
+def _find_model_class(auto: Any, config: Any) -> Any:
     """The class that an auto class has for a config."""
     loaded = auto._model_mapping[type(config)]
     return loaded[0] if isinstance(loaded, tuple | list) else loaded

@@ -55,37 +55,37 @@ def build_page(folders: Sequence[Path], *, reload: bool = False) -> str:
     Raises BadInput where a run is damaged or its numbers changed since.
     """
     runs = [record(folder, len(folders)) for folder in folders]
-    about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
+    about = {"colours": json.loads(_read_asset("colours.json")), "licence": _read_asset("uPlot.LICENSE")}
     title = " and ".join(run["manifest"]["name"] for run in runs)
-    return _html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)
+    return _build_html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)
 
 
 def save_overview(root: Path, progress: Progress = quiet) -> Path:
     """Writes the page that lists all runs under root, and returns its path. Raises BadInput where there is no run."""
     file, made_by = root / overview.FILE, read_version("repsim-cli")
-    before = _data(file)
+    before = _read_page_data(file)
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
     data = {"root": root.name, "made_by": made_by, "runs": overview.list_runs(root, FILE, known, progress)}
     if not data["runs"]:
         raise BadInput(f"RUN: no run can be read in {root}; start one with: repsim run")
-    write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
+    write(file, _build_html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
     return file
 
 
-def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str]) -> str:
-    styles, scripts = [_asset(name) for name in style_names], [_asset(name) for name in script_names]
+def _build_html(title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str]) -> str:
+    styles, scripts = [_read_asset(name) for name in style_names], [_read_asset(name) for name in script_names]
     parts = {
-        "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
-        "base-uri 'none'; form-action 'none'",
+        "policy": f"default-src 'none'; img-src data:; style-src {_hash_texts(styles)}; "
+        f"script-src {_hash_texts(scripts)}; base-uri 'none'; form-action 'none'",
         "title": _escape(title),
         "styles": "".join(f"<style>{text}</style>" for text in styles),
         "data": embed_json(data),
         "scripts": "".join(f"<script>{text}</script>" for text in scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read_asset("page.html"))
 
 
-def _data(file: Path) -> dict[str, Any]:
+def _read_page_data(file: Path) -> dict[str, Any]:
     """The data of a page that was written before; empty where there is none that can be read."""
     try:
         return json.loads(re.findall(r'<script type="application/json" id="data">(.*)</script>', file.read_text())[0])
@@ -111,11 +111,11 @@ def _escape_direction_marks(value: Any) -> Any:
     return [_escape_direction_marks(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def _hashes(texts: Sequence[str]) -> str:
+def _hash_texts(texts: Sequence[str]) -> str:
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
 
 

@@ -31,13 +31,13 @@ class RunInputs(NamedTuple):
 
 def find_input_differences(first: Path, second: Path) -> RunInputs:
     """Finds the settings, texts and models in which two runs differ."""
-    configs = [_settings(folder) for folder in (first, second)]
+    configs = [_read_settings(folder) for folder in (first, second)]
     keys = [key for key in dict.fromkeys([*configs[0], *configs[1]]) if configs[0].get(key) != configs[1].get(key)]
     settings = {key: (configs[0].get(key, NONE), configs[1].get(key, NONE)) for key in keys}
     read = [read_manifest(folder) for folder in (first, second)]
     names = [key for key in dict.fromkeys([*read[0], *read[1]]) if key == "data" or key.startswith("data of ")]
     data = [(read[0].get(name) or {}, read[1].get(name) or {}) for name in names]
-    texts = [(_read(a), _read(b)) for a, b in data if _identity(a) != _identity(b)]
+    texts = [(_read(a), _read(b)) for a, b in data if _identify_data(a) != _identify_data(b)]
     models = [manifest.get("models", {}) for manifest in read]
     differ = {
         label: "in the second run alone" if label not in models[0] else "in the first run alone"
@@ -47,12 +47,12 @@ def find_input_differences(first: Path, second: Path) -> RunInputs:
     differ |= {
         label: "other weights or rows"
         for label in models[0]
-        if label not in differ and _weights(models[0][label]) != _weights(models[1][label])
+        if label not in differ and _drop_model_place(models[0][label]) != _drop_model_place(models[1][label])
     }
     return RunInputs(settings, texts, differ)
 
 
-def _settings(folder: Path) -> dict[str, str]:
+def _read_settings(folder: Path) -> dict[str, str]:
     """The configuration of a run by key; of `model` nothing, since what a model is stands in the manifest."""
     if not (folder / "config.yaml").is_file():
         return {}
@@ -61,7 +61,7 @@ def _settings(folder: Path) -> dict[str, str]:
     )
 
 
-def _identity(data: Mapping[str, Any]) -> tuple[Any, ...]:
+def _identify_data(data: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(data.get(key) for key in ("hash", "sequences", "rows_kept"))
 
 
@@ -73,7 +73,7 @@ def _read(data: Mapping[str, Any]) -> str:
     return f"{data.get('sequences', '?')} sequences of {data.get('source', '?')}{rows}"
 
 
-def _weights(about: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_model_place(about: Mapping[str, Any]) -> dict[str, Any]:
     """What a manifest says of what a model is, wherever it lies."""
     return {key: value for key, value in about.items() if key not in PLACE}
 
@@ -138,7 +138,7 @@ class PairDifference(NamedTuple):
 
 def compare(first: Path, second: Path) -> tuple[list[PairDifference], list[str]]:
     """The differences, and what only one of the runs has. Raises BadInput where they share nothing."""
-    left, right = _blocks(first), _blocks(second)
+    left, right = _read_matrix_blocks(first), _read_matrix_blocks(second)
     differences, unmatched = [], []
     for key in [*left, *(k for k in right if k not in left)]:
         if key not in left or key not in right:
@@ -172,7 +172,7 @@ class _Block(NamedTuple):
     se: np.ndarray | None
 
 
-def _blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
+def _read_matrix_blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
     """By measure, row model and column model; symmetric pairs both ways."""
     blocks = {}
     for measure in read_results(folder).measures:
@@ -208,10 +208,10 @@ def figures(differences: list[PairDifference], names: tuple[str, str]) -> Iterat
     """A heatmap per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
     for number, difference in enumerate(differences):
         name = slug(difference.measure, f"{number:02d}", difference.rows, difference.columns)
-        yield name, partial(_figure, difference, names)
+        yield name, partial(_draw_difference, difference, names)
 
 
-def _figure(difference: PairDifference, names: tuple[str, str]) -> Any:
+def _draw_difference(difference: PairDifference, names: tuple[str, str]) -> Any:
     most = max(difference.largest, SMALLEST_RANGE)
     title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
     figure, axes = draw_heatmap(

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.base.plain import Name, csv_bytes, escape, make_unique_filename
+from repsim_cli.base.plain import Name, encode_csv, escape, make_unique_filename
 from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.findings import answering
 from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
@@ -49,8 +49,8 @@ def build_sheets(folder: Path) -> Iterator[Sheet]:
             labels = (measured.label, matrix.rows.model, matrix.columns.model)
             about = f"{measured.card['label']}: layers of {matrix.rows.model} by layers of {matrix.columns.model}"
             about = f"{about}, {matrix.n or measured.estimate['rows']} rows"
-            yield _matrix(folder, Name("-".join(labels), labels), about, matrix)
-            pairs += _pairs(folder, measured.label, matrix)
+            yield _tabulate_matrix(folder, Name("-".join(labels), labels), about, matrix)
+            pairs += _tabulate_pairs(folder, measured.label, matrix)
     columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *QUANTITIES[1:]]
     if pairs:
         yield Sheet("pairs", "all pairs of layers", columns, pairs, long=True)
@@ -60,15 +60,15 @@ def build_sheets(folder: Path) -> Iterator[Sheet]:
         yield Sheet("answering", about, answering.COLUMNS, found, long=several)
     for name, matrix in results.matrices.items():
         if read_array(folder, matrix.values, mapped=True).ndim == 2:
-            yield _matrix(folder, f"matrix-{name}", matrix.label or name, matrix)
+            yield _tabulate_matrix(folder, f"matrix-{name}", matrix.label or name, matrix)
     for name, table in results.tables.items():
         yield Sheet(f"table-{name}", name, table.columns, table.rows)
     if results.curves:
-        points = [[name, *point] for name, curve in results.curves.items() for point in _points(curve)]
+        points = [[name, *point] for name, curve in results.curves.items() for point in _tabulate_points(curve)]
         yield Sheet("curves", "all curves", ["curve", "line", "x", "y"], points, long=True)
 
 
-def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
+def _tabulate_matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
     """A row per row of the array; rows and columns that are no layers have numbers."""
     values = read_array(folder, matrix.values)
     sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
@@ -77,7 +77,7 @@ def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
     return Sheet(name, about, ["layer", *columns], cells, long=columns is not matrix.columns.layers)
 
 
-def _pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:
+def _tabulate_pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:
     parts = {what: read_array(folder, path) for what, path in matrix.cells.items()}
     for i, layer in enumerate(matrix.rows.layers):
         for j, other in enumerate(matrix.columns.layers):
@@ -90,7 +90,7 @@ def _omit_nan(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _points(curve: Curve) -> Iterator[list[Any]]:
+def _tabulate_points(curve: Curve) -> Iterator[list[Any]]:
     for line, values in curve.lines.items():
         yield from ([line, str(x), y] for x, y in zip(curve.at, values, strict=True))
 
@@ -117,7 +117,7 @@ def export(folder: Path, into: Path, kinds: list[str]) -> list[Path]:
 
 def convert_to_csv(sheet: Sheet) -> bytes:
     """With full precision; what a run does not have is an empty field."""
-    return csv_bytes([sheet.columns, *sheet.rows])
+    return encode_csv([sheet.columns, *sheet.rows])
 
 
 def convert_to_parquet(sheet: Sheet) -> bytes:
@@ -153,12 +153,12 @@ def convert_to_latex(sheet: Sheet) -> bytes:
     numeric = [all(cell is None or _is_number(cell) for cell in cells) for cells in zip(*sheet.rows, strict=True)]
     kinds = "".join("r" if number else "l" for number in numeric) or "l" * len(sheet.columns)
     lines = [
-        f"% {_line(sheet.about)}; needs \\usepackage{{booktabs}}",
+        f"% {_put_on_one_line(sheet.about)}; needs \\usepackage{{booktabs}}",
         f"\\begin{{tabular}}{{{kinds}}}",
         "\\toprule",
         " & ".join(map(_escape, sheet.columns)) + " \\\\",
         "\\midrule",
-        *(" & ".join(map(_cell, row)) + " \\\\" for row in sheet.rows),
+        *(" & ".join(map(_format_latex_cell, row)) + " \\\\" for row in sheet.rows),
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -169,10 +169,10 @@ def _is_number(cell: Any) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def _cell(cell: Any) -> str:
+def _format_latex_cell(cell: Any) -> str:
     """
-    >>> _cell(0.12345), _cell(-2e-7), _cell(12), _cell(None), _cell("a_b")
-    ('0.123', '$-2 \\\\times 10^{-7}$', '12', '--', 'a\\\\_b')
+    >>> [_format_latex_cell(value) for value in (0.12345, -2e-7, 12, None, "a_b")]
+    ['0.123', '$-2 \\\\times 10^{-7}$', '12', '--', 'a\\\\_b']
     """
     if cell is None:
         return "--"
@@ -185,8 +185,8 @@ def _cell(cell: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(c, c) for c in _line(text))
+    return "".join(SPECIAL.get(c, c) for c in _put_on_one_line(text))
 
 
-def _line(text: str) -> str:
+def _put_on_one_line(text: str) -> str:
     return escape(" ".join(text.split()))

@@ -57,7 +57,7 @@ def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[l
             pair = frozenset((matrix.rows.model, matrix.columns.model))
             between.setdefault(pair, [[] for _ in whole.measures])[i].append(matrix)
     read, said = cache(read), []
-    ways = [(pair, way) for pair, of in between.items() if len(pair) == 2 for way in _ways(of)]
+    ways = [(pair, way) for pair, of in between.items() if len(pair) == 2 for way in _name_both_ways(of)]
     for pair, (a, b) in ways[: MOST // max(1, len(whole.measures))]:
         of_two = [replace(m, matrices=some) for m, some in zip(whole.measures, between[pair], strict=True)]
         for first in of_two:
@@ -67,7 +67,7 @@ def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[l
     return said
 
 
-def _ways(matrices: Iterable[Sequence[Matrix]]) -> list[tuple[str, str]]:
+def _name_both_ways(matrices: Iterable[Sequence[Matrix]]) -> list[tuple[str, str]]:
     """Names two models in both orders, that of their first matrix first."""
     first = next(matrix for some in matrices for matrix in some)
     a, b = first.rows.model, first.columns.model
@@ -89,8 +89,8 @@ def write_methods(manifest: Mapping[str, Any], whole: Results) -> str:
         f"We compared the layers of {', '.join(manifest.get('models', {}))} on {rows}{source}",
         f"({treated})" if treated else "",
         f"by {'; '.join(map(_measure, whole.measures))}.",
-        next(filter(None, map(_chance, whole.measures)), ""),
-        f"Seed {manifest['seed']}; repsim {_version(manifest)}.",
+        next(filter(None, map(_explain_chance, whole.measures)), ""),
+        f"Seed {manifest['seed']}; repsim {_read_version(manifest)}.",
     ]
     return " ".join(filter(None, parts))
 
@@ -98,10 +98,10 @@ def write_methods(manifest: Mapping[str, Any], whole: Results) -> str:
 def list_citations(manifest: Mapping[str, Any], whole: Results) -> list[str]:
     """Lists what a paper on the run cites: repsim in the version that made it, and the source of each measure."""
     sources = dict.fromkeys(m.card.get("source") for m in whole.measures)
-    return [f"repsim, version {_version(manifest)} (CITATION.cff)", *(str(source) for source in sources if source)]
+    return [f"repsim, version {_read_version(manifest)} (CITATION.cff)", *(str(source) for source in sources if source)]
 
 
-def _version(manifest: Mapping[str, Any]) -> str:
+def _read_version(manifest: Mapping[str, Any]) -> str:
     return manifest["packages"].get("repsim-cli") or "unknown"
 
 
@@ -113,6 +113,6 @@ def _measure(measured: Measured) -> str:
     return f"{measured.card['label']} ({', '.join(filter(None, said))})"
 
 
-def _chance(measured: Measured) -> str:
+def _explain_chance(measured: Measured) -> str:
     units = (measured.chance or {}).get("units")
     return f"Chance is the mean over random pairings of {units}." if units else ""

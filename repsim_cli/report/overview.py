@@ -40,7 +40,7 @@ def _describe_run(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterat
         yield {name: value for name, value in known.items() if name not in ("page", "thumbnail", "stamp")}
         return
     for _, manifest in list_undamaged([folder]):
-        config = {} if manifest.keys() >= {"models", "measures"} else _config(folder)
+        config = {} if manifest.keys() >= {"models", "measures"} else _read_config_or_nothing(folder)
         yield {
             "name": manifest["name"],
             "study": manifest["study"],
@@ -64,26 +64,26 @@ def _add_link(
     """A run with the link to its page and, where it is asked for, its thumbnail; that of before where the figure is the
     same."""
     folder = root / run["folder"]
-    figure = _figure(folder) if thumbnail else None
+    figure = _choose_figure(folder) if thumbnail else None
     stamp = [str(figure), figure.stat().st_mtime_ns] if figure else []
     same = known.get("stamp") == stamp
-    drawn = known["thumbnail"] if same else figure and _thumbnail(figure)
-    return {**run, "page": _link(folder / page, root), "thumbnail": drawn, "stamp": stamp}
+    drawn = known["thumbnail"] if same else figure and _make_thumbnail(figure)
+    return {**run, "page": _make_page_link(folder / page, root), "thumbnail": drawn, "stamp": stamp}
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def _read_config_or_nothing(folder: Path) -> Mapping[str, Any]:
     try:
         return read_config(folder)
     except (OSError, BadInput):  # a run that was cut off before it was written
         return {}
 
 
-def _link(file: Path, root: Path) -> str | None:
+def _make_page_link(file: Path, root: Path) -> str | None:
     """The path of a page as a browser follows it from the root; None where there is none."""
     return file.relative_to(root).as_posix() if file.is_file() else None
 
 
-def _figure(folder: Path) -> Path | None:
+def _choose_figure(folder: Path) -> Path | None:
     """A figure of the run, its first map of all models if it has one."""
     drawn = (folder / "figures").glob("*.png")
     return min(
@@ -91,7 +91,7 @@ def _figure(folder: Path) -> Path | None:
     )
 
 
-def _thumbnail(figure: Path) -> str | None:
+def _make_thumbnail(figure: Path) -> str | None:
     """The figure as a small PNG in base64."""
     from PIL import Image, UnidentifiedImageError  # of matplotlib, which drew it
 

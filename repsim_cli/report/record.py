@@ -17,7 +17,7 @@ from repsim_cli.base.documents import list_leaves
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import choose_chance_level
-from repsim_cli.figures.heatmap import choose_card_colours, colour_range
+from repsim_cli.figures.heatmap import choose_card_colours, choose_colour_range
 from repsim_cli.findings.sentences import find_margin_over_chance
 from repsim_cli.report import headline
 from repsim_cli.report.studies import say_main_findings
@@ -34,7 +34,7 @@ from repsim_cli.runs.reader import (
     read_manifest,
     read_results,
 )
-from repsim_cli.runs.results import outputs_root
+from repsim_cli.runs.results import find_outputs_root
 
 SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
@@ -96,7 +96,8 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "methods": headline.write_methods(manifest, whole),
         "cite": headline.list_citations(manifest, whole),
         "measures": [
-            _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
+            _measure(measure, block, partial(_read_matrix_array, folder, arrays, whole, measure), untrained)
+            for measure in measures
         ],
         "remedied": {label: {"base": base, "remedy": remedy} for label, (base, remedy, _) in remedied.items()},
         "so_far": {given.measured.label: given.state for given in maps},
@@ -106,7 +107,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "claims": [{**asdict(claim), "decided": claim.decided, "over": claim.over} for claim in whole.claims],
         "figures": [
             {**figure, "data": say_source(figure["name"], whole)}
-            for figure in _figures(folder, min(MOST, BOTH - 8 * count // block**2))
+            for figure in _read_figures(folder, min(MOST, BOTH - 8 * count // block**2))
         ],
         "facts": [leaf for key in facts if key in short for leaf in facts[key]],
         "others": [
@@ -117,11 +118,11 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
 
 def _name(folder: Path) -> str:
     """The folder as `repsim run --from` and the like find it."""
-    folder, root = folder.resolve(), outputs_root().resolve()
+    folder, root = folder.resolve(), find_outputs_root().resolve()
     return str(folder.relative_to(root)) if folder.is_relative_to(root) else folder.name
 
 
-def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
+def _read_figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
     """The figures of a run, maps of all models first, diagnostics and standard errors last: name, what is seen, and the
     PNG and SVG in base64; neither after `left` bytes, and no SVG above LARGEST."""
 
@@ -197,8 +198,10 @@ def _measure(
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
     matrices, near = [], []
     for m, cells in pairs:
-        places = {side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")}
-        shown = {what: _base64(array, block) for what, array in cells.items()}
+        places = {
+            side: sides.setdefault(_encode_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")
+        }
+        shown = {what: _encode_array(array, block) for what, array in cells.items()}
         matrices.append(
             {
                 **places,
@@ -214,7 +217,7 @@ def _measure(
     return {**about, "scales": scales, "block": block, "level": level(pairs), "closest": near}
 
 
-def _side(side: Side, block: int) -> str:
+def _encode_side(side: Side, block: int) -> str:
     return json.dumps({"model": side.model, "layers": name_layer_spans(side.layers, block)})
 
 
@@ -228,10 +231,10 @@ def name_layer_spans(layers: list[str], block: int) -> list[str]:
     return [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts]
 
 
-def block_means(array: np.ndarray, block: int) -> np.ndarray:
+def average_blocks(array: np.ndarray, block: int) -> np.ndarray:
     """The means over blocks of `block` rows and columns, fewer in the last ones, of the cells with a value.
 
-    >>> block_means(np.array([[1.0, 2, 3], [4, 5, 6]]), 2)
+    >>> average_blocks(np.array([[1.0, 2, 3], [4, 5, 6]]), 2)
     array([[3. , 4.5]])
     """
     places = [np.arange(0, n, block) for n in array.shape]
@@ -244,7 +247,7 @@ def block_means(array: np.ndarray, block: int) -> np.ndarray:
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
-    low, high = (0.0, 1.0) if what in SHARES else colour_range(values, card, what)
+    low, high = (0.0, 1.0) if what in SHARES else choose_colour_range(values, card, what)
     return {
         "low": low,
         "high": high,
@@ -252,7 +255,7 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
     }
 
 
-def _array(
+def _read_matrix_array(
     folder: Path, so_far: Mapping[str, np.ndarray], whole: Results, measured: Measured, matrix: Matrix, what: str
 ) -> np.ndarray:
     """An array of a matrix, NaN where it has no value. so_far: the arrays of a running run, which may have gaps."""
@@ -278,7 +281,7 @@ def _encode(kept: Kept) -> dict[str, Any]:
     return {**kept.about, **{name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}}
 
 
-def _base64(array: np.ndarray, block: int) -> str:
+def _encode_array(array: np.ndarray, block: int) -> str:
     """Full precision: float64, little-endian, row by row."""
-    shown = array if block == 1 else block_means(array, block)
+    shown = array if block == 1 else average_blocks(array, block)
     return base64.b64encode(np.ascontiguousarray(shown, dtype="<f8").tobytes()).decode()

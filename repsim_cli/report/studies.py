@@ -18,14 +18,14 @@ def say_main_findings(whole: Results) -> list[str]:
     return [sentence for _, sentence in zip(range(MOST), made(whole), strict=False)] if made else []
 
 
-def _records(whole: Results, name: str) -> list[dict[str, Any]]:
+def _list_table_records(whole: Results, name: str) -> list[dict[str, Any]]:
     table = whole.tables.get(name, Table(columns=[], rows=[]))
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def _probes(whole: Results) -> Iterator[str]:
+def _say_probe_errors(whole: Results) -> Iterator[str]:
     """Which layer tells each target best, against the largest class."""
-    for row in _records(whole, "nearest to the targets"):
+    for row in _list_table_records(whole, "nearest to the targets"):
         lowest, largest = row["lowest error"], row["error of the largest class"]
         if lowest is None:
             continue
@@ -44,7 +44,7 @@ def _say_stitching(whole: Results) -> Iterator[str]:
     """What a stitch costs, after which layer least and most."""
     rows = [
         row
-        for row in _records(whole, "stitching")
+        for row in _list_table_records(whole, "stitching")
         if row["penalty"] is not None and row["head layer"] == row["tail layer"]
     ]
     for (head, tail), some in groupby(
@@ -81,22 +81,22 @@ def _say_lost(row: Mapping[str, Any]) -> str:
     return f"{round(abs(row['penalty']), 5):.2g} nats {'less' if row['penalty'] < -5e-6 else 'more'}"
 
 
-def _universality(whole: Results) -> Iterator[str]:
+def _say_universality(whole: Results) -> Iterator[str]:
     """The verdict of every measure on every factor."""
-    for measure, rows in groupby(_records(whole, "universality of factors"), key=lambda row: row["measure"]):
-        found = [f"{row['factor']} {row['verdict']}{_way(row)}" for row in rows]
+    for measure, rows in groupby(_list_table_records(whole, "universality of factors"), key=lambda row: row["measure"]):
+        found = [f"{row['factor']} {row['verdict']}{_say_way(row)}" for row in rows]
         yield f"By {measure}: " + "; ".join(
             [f"{found[0]}{' of the way from untrained to seeds' * (', ' in found[0])}", *found[1:]]
         )
 
 
-def _way(row: dict[str, Any]) -> str:
+def _say_way(row: dict[str, Any]) -> str:
     """The shares of the way from untrained models to seeds, of the values that differ most."""
     ends = [row.get(f"{end} share of seeds") for end in ("least", "largest")]
     return "" if None in ends else f", {ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def _convergence(whole: Results) -> Iterator[str]:
+def _say_convergence(whole: Results) -> Iterator[str]:
     """From which step on layers are nearly as they end."""
     for curve in whole.curves.values():
         if not str(curve.about.get("quantity", "")).endswith(" to last") or len(curve.at) < 2:
@@ -117,9 +117,9 @@ def _convergence(whole: Results) -> Iterator[str]:
         )
 
 
-def _sub_networks(whole: Results) -> Iterator[str]:
+def _say_sub_networks(whole: Results) -> Iterator[str]:
     """Into which groups of neighbouring layers each model parts, where it was asked."""
-    for row in _records(whole, "sub-networks"):
+    for row in _list_table_records(whole, "sub-networks"):
         if row["found by"] != "segments":
             continue
         what = f"By {row['measure']}, {row['model']}"
@@ -145,7 +145,7 @@ def _verify(whole: Results) -> Iterator[str]:
 def _say_tuned(whole: Results) -> Iterator[str]:
     """On which tokens the outputs change most."""
     for (model, by), rows in groupby(
-        _records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
+        _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
         most = ", ".join(
             f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row, _ in zip(rows, range(MOST), strict=False)
@@ -153,24 +153,24 @@ def _say_tuned(whole: Results) -> Iterator[str]:
         yield f"{model}: the tokens that change most, by {by}: {most}"
 
 
-def _neurons(whole: Results) -> Iterator[str]:
+def _say_universal_neurons(whole: Results) -> Iterator[str]:
     """How many neurons have counterparts, beside rotated bases."""
-    for row in _records(whole, "universal neurons"):
+    for row in _list_table_records(whole, "universal neurons"):
         yield (
-            f"{row['model']}: {_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in every "
-            f"other model ({_percent(row['universal in rotated bases'])} in rotated bases); mean excess correlation "
-            f"{row['mean excess correlation']:.2g}"
+            f"{row['model']}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in "
+            f"every other model ({_format_percent(row['universal in rotated bases'])} in rotated bases); mean excess "
+            f"correlation {row['mean excess correlation']:.2g}"
         )
 
 
-def _features(whole: Results) -> Iterator[str]:
+def _say_shared_features(whole: Results) -> Iterator[str]:
     """How many latents dictionaries share, beside random directions, and what one model's code says of another."""
-    for row in _records(whole, "shared latents"):
+    for row in _list_table_records(whole, "shared latents"):
         yield (
-            f"{row['model']} {row['layer']}: {_percent(row['shared'])} of {row['latents']:,} latents are shared by "
-            f"{row['dictionaries']} (of random directions {_percent(row['random directions: shared'])})"
+            f"{row['model']} {row['layer']}: {_format_percent(row['shared'])} of {row['latents']:,} latents are shared "
+            f"by {row['dictionaries']} (of random directions {_format_percent(row['random directions: shared'])})"
         )
-    for row in _records(whole, "cross-reconstruction"):
+    for row in _list_table_records(whole, "cross-reconstruction"):
         if row["encoded"] != row["decoded"]:
             yield (
                 f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}, "
@@ -178,49 +178,51 @@ def _features(whole: Results) -> Iterator[str]:
             )
 
 
-def _classifiers(whole: Results) -> Iterator[str]:
+def _say_classifier_accuracies(whole: Results) -> Iterator[str]:
     """How accurate classifiers are, and what each variant changes."""
-    for row in _records(whole, "over seeds"):
+    for row in _list_table_records(whole, "over seeds"):
         if row["metric"] != "loss":
             models = len(whole.tables["classifiers"].rows)
             yield f"{row['metric']} of {models} models: {row['lowest']:.4g} to {row['highest']:.4g}"
-    for row in _records(whole, "variants"):
+    for row in _list_table_records(whole, "variants"):
         if row["change"] is not None:
             error = "" if row["standard error of rows"] is None else f" (se {row['standard error of rows']:.2g})"
             yield f"{row['task']}, {row['variant']}: {row['mean']:.4g}, {row['change']:+.2g}{error}"
 
 
-def _modular(whole: Results) -> Iterator[str]:
+def _say_modular_accuracies(whole: Results) -> Iterator[str]:
     """How well models that add learned each sum."""
-    for row in _records(whole, "training"):
-        right = f"{_percent(row['validation accuracy'])} of the validation rows"
+    for row in _list_table_records(whole, "training"):
+        right = f"{_format_percent(row['validation accuracy'])} of the validation rows"
         yield f"{row['model']} has {row['stage']} right in {right} after {row['kept after']} epochs"
 
 
-def _views(whole: Results) -> Iterator[str]:
+def _say_views(whole: Results) -> Iterator[str]:
     """Which rows layers couple, how many neighbours stay, and where distances change most."""
-    by_pair = groupby(_records(whole, "couplings"), key=lambda row: (row["model"], row["rows"], row["columns"]))
+    by_pair = groupby(
+        _list_table_records(whole, "couplings"), key=lambda row: (row["model"], row["rows"], row["columns"])
+    )
     for (model, first, second), rows in by_pair:
         shares = {row["starts"]: row["on the diagonal"] for row in rows}
         yield f"{model}, {first} and {second}: rows coupled with themselves, " + ", ".join(
             f"{share:.2f} ({starts})" for starts, share in shares.items()
         )
-    by_space = groupby(_records(whole, "neighbours kept"), key=lambda row: (row["model"], row["space"]))
+    by_space = groupby(_list_table_records(whole, "neighbours kept"), key=lambda row: (row["model"], row["space"]))
     for (model, space), some in by_space:
         rows = list(some)
         mean = sum(row["mean without it"] for row in rows) / len(rows)
         chance = f"{space}; by chance {rows[0]['by chance']:.2f}"
         yield f"{model}: {mean:.2f} of the neighbours of the first layer stay in later ones ({chance})"
     column = "KL(layer || previous)"
-    for model, some in groupby(_records(whole, "distances"), key=lambda row: row["model"]):
+    for model, some in groupby(_list_table_records(whole, "distances"), key=lambda row: row["model"]):
         if known := [row for row in some if row[column] is not None]:
             most = max(known, key=lambda row: row[column])
             yield f"{model}: distances of rows change most at {most['layer']}, KL {most[column]:.2g} nats"
 
 
-def _view_of_training(whole: Results) -> Iterator[str]:
+def _say_training_view(whole: Results) -> Iterator[str]:
     """How far layers are apart at the first and at the last step."""
-    rows = _records(whole, "distance and metrics")
+    rows = _list_table_records(whole, "distance and metrics")
     for (model, measure), some in groupby(rows, key=lambda row: (row["model"], row["measure"])):
         known = [row for row in some if row["mean over pairs of layers"] is not None]
         if known:
@@ -228,25 +230,25 @@ def _view_of_training(whole: Results) -> Iterator[str]:
             yield f"{model}: {measure} over pairs of layers is {' and '.join(said)}"
 
 
-def _large_ranks(whole: Results) -> Iterator[str]:
+def _say_large_ranks(whole: Results) -> Iterator[str]:
     """Whether the layers that converge early are those of a large rank."""
-    for row in _records(whole, "early convergence and large rank"):
+    for row in _list_table_records(whole, "early convergence and large rank"):
         yield (
             f"{row['model']}, {row['matrices']} of {row['of']}: of {row['layers']} layers {row['early']} converge "
             f"early, {row['large rank']} have a large rank, {row['both']} both"
         )
 
 
-def _shapes(whole: Results) -> Iterator[str]:
+def _say_odd_architectures(whole: Results) -> Iterator[str]:
     """Which models stand apart in their shape."""
-    rows = _records(whole, "architecture")
+    rows = _list_table_records(whole, "architecture")
     apart = [f"{row['model']} stands apart in {row['stands apart']}" for row in rows if row["stands apart"]]
     yield from apart or ([f"None of {len(rows)} models stands apart from its neighbours in its shape"] if rows else [])
 
 
-def _grades(whole: Results) -> Iterator[str]:
+def _say_best_measures(whole: Results) -> Iterator[str]:
     """Which measures have the best mean ranks."""
-    rows = _records(whole, "measures by grade")
+    rows = _list_table_records(whole, "measures by grade")
     if rows:
         best = (
             row["measure"]
@@ -257,7 +259,7 @@ def _grades(whole: Results) -> Iterator[str]:
         yield f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
@@ -270,22 +272,22 @@ def _average_lines(curve: Curve) -> list[float | int | None]:
 
 
 LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
-    "probes": _probes,
+    "probes": _say_probe_errors,
     "stitching": _say_stitching,
-    "universality": _universality,
-    "convergence": _convergence,
-    "similarity": _sub_networks,
+    "universality": _say_universality,
+    "convergence": _say_convergence,
+    "similarity": _say_sub_networks,
     "verify": _verify,
     "tuned": _say_tuned,
-    "universal_neurons": _neurons,
-    "features": _features,
-    "finetune": _classifiers,
-    "modular_training": _modular,
-    "views": _views,
-    "training_view": _view_of_training,
-    "effective_rank": _large_ranks,
-    "architecture": _shapes,
-    "grounding": _grades,
+    "universal_neurons": _say_universal_neurons,
+    "features": _say_shared_features,
+    "finetune": _say_classifier_accuracies,
+    "modular_training": _say_modular_accuracies,
+    "views": _say_views,
+    "training_view": _say_training_view,
+    "effective_rank": _say_large_ranks,
+    "architecture": _say_odd_architectures,
+    "grounding": _say_best_measures,
 }
 QUESTIONS = {
     "architecture": "How are the models built, and does one stand apart from the others?",

@@ -264,7 +264,7 @@ def _is_in_use(folder: Path) -> bool:
     return False
 
 
-def _sizes() -> dict[Path, int]:
+def _measure_entry_sizes() -> dict[Path, int]:
     """Entry folders and their bytes, least recently used first; those of other users that cannot be read are left out,
     with a warning."""
     used: dict[Path, tuple[float, int]] = {}
@@ -311,7 +311,7 @@ def _remove(folder: Path) -> bool:
 def trim(size: int | None = None) -> tuple[int, int]:
     """Removes the least recently used entries until all fit in `size` (the limit); returns (removed, bytes left)."""
     size = limit() if size is None else size
-    sizes = _sizes()
+    sizes = _measure_entry_sizes()
     removed, total = 0, sum(sizes.values())
     kept: list[OSError] = []
     for folder, taken in sizes.items():
@@ -330,6 +330,6 @@ def measure_cache_use() -> list[tuple[str, int, int]]:
     if find_cache_folder().exists() and not find_cache_folder().is_dir():
         raise BadInput(f"{find_cache_folder()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
     kinds: dict[str, list[int]] = {}
-    for folder, size in _sizes().items():
+    for folder, size in _measure_entry_sizes().items():
         kinds.setdefault(folder.parent.name, []).append(size)
     return [(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(kinds.items())]

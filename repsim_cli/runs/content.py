@@ -305,7 +305,7 @@ class Facts:
     entry: str = ""
 
 
-def facts_in(manifest: Mapping[str, Any]) -> dict[str, Facts]:
+def read_facts(manifest: Mapping[str, Any]) -> dict[str, Facts]:
     """The facts of every model that a manifest has, as far as this version knows them."""
     known = {part.name for part in dataclasses.fields(Facts)}
     facts = manifest.get("facts", {}).items()
@@ -379,7 +379,7 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapter() -> Any:
+def _make_results_adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Results)
@@ -393,7 +393,7 @@ def from_json(document: Mapping[str, Any]) -> Results:
         if key not in document:
             raise Unreadable(f"no {key}, got {show(list(document))}")
     try:
-        return _adapter().validate_python(document)
+        return _make_results_adapter().validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))

@@ -9,7 +9,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explain, walk
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.reader import count_seconds, drop_irrelevant_keys, read_config, read_manifest
-from repsim_cli.runs.results import check_links_inside, list_config_differences, outputs_root
+from repsim_cli.runs.results import check_links_inside, find_outputs_root, list_config_differences
 
 log = logging.getLogger("repsim")
 
@@ -46,7 +46,7 @@ def _warn_left_out(error: OSError) -> None:
 
 def find(run: str, root: Path | None = None) -> Path:
     """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
-    root = root or outputs_root()
+    root = root or find_outputs_root()
     if (Path(run) / "manifest.json").is_file():
         return check_links_inside(Path(run))
     if Path(run).is_absolute():
@@ -66,7 +66,7 @@ def find(run: str, root: Path | None = None) -> Path:
 
 def find_sweep(name: str) -> Path | None:
     """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
-    candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
+    candidates = [Path(name), *sorted(find_outputs_root().glob(f"*/{name}"))] if name else []
     for folder in reversed(candidates):
         if folder.is_dir() and not (folder / "manifest.json").is_file() and list_jobs(folder):
             return folder
@@ -92,7 +92,7 @@ def find_unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     """The newest run of this configuration and whether it is complete; unfinished ones come first."""
     wanted = drop_irrelevant_keys(config)
     same = []
-    for folder in reversed(list_run_folders(outputs_root())):
+    for folder in reversed(list_run_folders(find_outputs_root())):
         if not (folder / "config.yaml").is_file():
             continue
         try:

@@ -276,7 +276,7 @@ def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarr
         name, *ends = part.groups()
         top, bottom, left, right = map(int, ends)
         try:
-            whole = _share(folder, name, os.stat(folder / name).st_mtime_ns)
+            whole = _open_shared_array(folder, name, os.stat(folder / name).st_mtime_ns)
         except (OSError, ValueError):
             whole = _load(folder, name, "r")  # says why it cannot be read
         if whole.ndim != 2 or not (top <= bottom <= len(whole) and left <= right <= whole.shape[1]):
@@ -288,7 +288,7 @@ def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarr
 
 
 @lru_cache(maxsize=8)
-def _share(folder: Path, name: str, changed: int) -> np.ndarray:
+def _open_shared_array(folder: Path, name: str, changed: int) -> np.ndarray:
     """An array of which blocks are read one after the other, thousands in a run of many models. changed: its time."""
     return _load(folder, name, "r")
 

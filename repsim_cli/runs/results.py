@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.environment import git_state, read_versions
+from repsim_cli.base.environment import read_git_state, read_versions
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import check_utf8, explain, find_inside
 from repsim_cli.base.plain import make_unique_filename
@@ -86,14 +86,14 @@ def write(file: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(file)) from error
 
 
-def outputs_root() -> Path:
+def find_outputs_root() -> Path:
     """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
     return check_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
 
 
 def check_root() -> None:
     """Raises BadInput where run folders cannot be made."""
-    root = outputs_root()
+    root = find_outputs_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
@@ -146,7 +146,7 @@ class Run:
         yield
         timings = self.manifest["timings"]
         timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)
-        self.manifest["peak_memory_mb_after"][name] = peak_memory_mb()
+        self.manifest["peak_memory_mb_after"][name] = measure_peak_memory_mb()
 
     def write_text(self, name: str, text: str) -> None:
         write(self.folder / name, text.encode())
@@ -194,7 +194,7 @@ class Run:
         self.manifest.update(
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
-            peak_memory_mb=peak_memory_mb(),
+            peak_memory_mb=measure_peak_memory_mb(),
         )
         try:
             self.close()
@@ -247,7 +247,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "command": command,
         "overrides": overrides,
         "seed": seed,
-        "git": git_state(),
+        "git": read_git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": read_versions(),
@@ -325,7 +325,7 @@ def reopen(folder: Path) -> Run:
     manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     manifest.update(status="running", error=None)
     run = Run(folder, manifest, lock)
-    now = {"commit": (git_state() or {}).get("commit"), **read_versions()}
+    now = {"commit": (read_git_state() or {}).get("commit"), **read_versions()}
     began = {"commit": (manifest["git"] or {}).get("commit"), **manifest["packages"]}
     if now != began:
         run.warn(
@@ -371,14 +371,14 @@ def is_process_alive(pid: int) -> bool:
 
 def drop_empty(folder: Path) -> None:
     """Removes an empty folder, and its parents that are empty too, up to the outputs' root."""
-    root = outputs_root().resolve()
+    root = find_outputs_root().resolve()
     for parent in (folder.resolve(), *folder.resolve().parents):
         if parent == root or root not in parent.parents or not parent.is_dir() or any(parent.iterdir()):
             return
         parent.rmdir()
 
 
-def peak_memory_mb() -> float:
+def measure_peak_memory_mb() -> float:
     """Peak resident memory of this process so far, in MB (10^6 bytes)."""
     status = Path("/proc/self/status")
     if status.is_file():  # ru_maxrss would count the process that started this one

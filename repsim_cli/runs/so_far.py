@@ -94,12 +94,12 @@ def read(folder: Path) -> list[LiveMap]:
         return []
     names = [(model, layer) for model, layer in about["names"]]
     return [
-        LiveMap(measured=Measured(**given["measured"]), names=names, values=array, state=_state(given, array))
+        LiveMap(measured=Measured(**given["measured"]), names=names, values=array, state=_say_state(given, array))
         for given, array in zip(about["measures"], values, strict=True)
     ]
 
 
-def _state(given: Mapping[str, Any], values: np.ndarray) -> str:
+def _say_state(given: Mapping[str, Any], values: np.ndarray) -> str:
     known = int(np.isfinite(values).sum())
     if known < given["cells"]:
         return f"{known:,} of {given['cells']:,} cells"

@@ -16,8 +16,8 @@ from repsim_cli.base.planning import check_device, is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.models.checkpoints import hash_files, weight_files
-from repsim_cli.models.configs import build_source_from_config, config_hash, inline_config
+from repsim_cli.models.checkpoints import find_weight_files, hash_files
+from repsim_cli.models.configs import build_source_from_config, hash_config, inline_config
 from repsim_cli.models.loading import WHOLE, disable_cache
 from repsim_cli.models.source import Source, TrainingWork
 from repsim_cli.models.transformers import load, load_with_head
@@ -89,8 +89,8 @@ def make_trained_source(bare: Source, config: Any, trained: Callable[[], Trained
         return {
             "source": f"trained here, models/{trained().key}",
             "trained": trained().key,
-            "weights_hash": hash_files(weight_files(Path(folder()))),
-            "config_hash": config_hash(config.to_dict()),
+            "weights_hash": hash_files(find_weight_files(Path(folder()))),
+            "config_hash": hash_config(config.to_dict()),
             "metrics": trained().metrics(),
         }
 
@@ -155,7 +155,7 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
     return Trained(
         {
             "code": CODE,
-            "config": config_hash(config.to_dict()),
+            "config": hash_config(config.to_dict()),
             "tokenizer": digest(words.backend_tokenizer.to_str()),
             "text": hash_documents(text),
             "recipe": asdict(recipe),

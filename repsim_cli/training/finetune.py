@@ -102,7 +102,7 @@ class FineTuneRecipe(EncoderRecipe):
             raise BadInput(f"save: no such step, got {self.kept[-1]}; steps go from 0 to {total}")
 
 
-def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
+def build_word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
     """A lower-case tokenizer of the `vocabulary` most frequent words of the texts, special tokens included, equally
     frequent words in alphabetical order. Pairs are [CLS] a [SEP] b [SEP], with token types 0 and 1.
     """

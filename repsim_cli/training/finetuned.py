@@ -20,8 +20,8 @@ from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import Scoring, match_labels
 from repsim_cli.data.packing import Text
-from repsim_cli.models.checkpoints import hash_files, weight_files
-from repsim_cli.models.configs import build_source_from_config, config_hash, find_config, inline_config
+from repsim_cli.models.checkpoints import find_weight_files, hash_files
+from repsim_cli.models.configs import build_source_from_config, find_config, hash_config, inline_config
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.loading import WHOLE, disable_cache
 from repsim_cli.models.series import METRICS, read_metrics
@@ -43,6 +43,7 @@ from repsim_cli.training.encoder import (
 from repsim_cli.training.finetune import (
     CODE,
     FineTuneRecipe,
+    build_word_tokenizer,
     compute_class_logits,
     encode_examples,
     fine_tune,
@@ -50,7 +51,6 @@ from repsim_cli.training.finetune import (
     make_classifier,
     score_by_heuristic,
     score_in_distribution,
-    word_tokenizer,
 )
 from repsim_cli.training.loop import Along, keep_nothing
 from repsim_cli.training.masked import mark_tokenizer
@@ -174,7 +174,7 @@ class Classifiers:
         self.start, self.shared, self.sets, self.scored, self.recipe = start, shared, sets, scored, recipe
         self.settings, self.labels = start.settings, sets["train"].names
         # before any model changes them
-        self.whole_shape, self.cut_shape = (config_hash(each.to_dict()) for each in (start.plain, start.cut))
+        self.whole_shape, self.cut_shape = (hash_config(each.to_dict()) for each in (start.plain, start.cut))
         self.text = shared.data if shared is not None and isinstance(shared.data, Text) else None
         if self.text is not None:
             load_mask_tokenizer(start.plain, start.tokenizer)
@@ -200,7 +200,7 @@ class Classifiers:
         if start.tokenizer is not None:
             return mark_tokenizer(start.tokenizer)
         texts = (text for example in self.sets["train"].examples()[0] for text in example.texts)
-        return word_tokenizer(texts, self.settings.vocab_size, self.recipe.length)
+        return build_word_tokenizer(texts, self.settings.vocab_size, self.recipe.length)
 
     @functools.cached_property
     def tokens_and_digest(self) -> tuple[Any, str]:
@@ -358,8 +358,8 @@ class Classifiers:
             return {
                 "source": str(Path(f"trained here, models/{self.define(seed).key}") / name),
                 "trained": self.define(seed).key,
-                "weights_hash": hash_files(weight_files(Path(where))),
-                "config_hash": config_hash(find_config(where).to_dict()),
+                "weights_hash": hash_files(find_weight_files(Path(where))),
+                "config_hash": hash_config(find_config(where).to_dict()),
                 "metrics": metrics(),
             }
 

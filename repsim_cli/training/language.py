@@ -17,7 +17,7 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Fraction, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.models.configs import build_source_from_config, config_hash, inline_config
+from repsim_cli.models.configs import build_source_from_config, hash_config, inline_config
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
 from repsim_cli.runs.reader import STATE
@@ -88,7 +88,7 @@ def language_model(
         check_device("recipe.device", recipe.device)
         start = time.process_time()
         given: dict[str, Any] = {"seed": seed, "along": Along(state=scratch / STATE, progress=progress)}
-        text = _sequences(data, tokenizer, recipe.length)
+        text = _pack_training_text(data, tokenizer, recipe.length)
         head = MASKED_TOKENS if objective == "masked" else NEXT_TOKEN
         model = make_fresh_model(settings, head, seed).to(recipe.device)
         if objective == "masked":
@@ -105,7 +105,7 @@ def language_model(
         parts = {
             "kind": "language_model",
             "code": CODE,
-            "config": config_hash(settings.to_dict()),
+            "config": hash_config(settings.to_dict()),
             "tokenizer": digest(words.backend_tokenizer.to_str()),
             "text": hash_documents(data),
             "objective": [objective, hidden] if objective == "masked" else [objective],
@@ -118,7 +118,7 @@ def language_model(
 
 
 @functools.lru_cache(maxsize=1)
-def _sequences(data: Text, tokenizer: str, length: int) -> Masked:
+def _pack_training_text(data: Text, tokenizer: str, length: int) -> Masked:
     """Models of one text are trained one after the other."""
     return pack_masked_text(data, mark_tokenizer(tokenizer), length)
 

@@ -96,7 +96,7 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
-    tokenizer = byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
+    tokenizer = train_byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
     made = pack(
         text,
         tokenizer,
@@ -112,7 +112,7 @@ def make_corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
     return Corpus(tokenizer, whole[[i for i in range(len(whole)) if i % 20]], whole[::20], made.hash())
 
 
-def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> Any:
+def train_byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> Any:
     """A byte-level BPE tokenizer of `vocabulary` tokens; one special token serves as bos, eos and padding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -159,7 +159,7 @@ def pretrain(
             write(place / METRICS, dumps(compute_held_out(model, text.held_out)).encode())
 
     losses = list(
-        causal_training(
+        train_causal_model(
             model,
             text.seen,
             recipe,
@@ -173,7 +173,7 @@ def pretrain(
     return Pretrained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
 
 
-def causal_training(
+def train_causal_model(
     model: nn.Module,
     sequences: Int[np.ndarray, "N L"],
     recipe: TextRecipe,

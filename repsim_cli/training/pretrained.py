@@ -19,7 +19,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress
-from repsim_cli.training.pretrain import TextRecipe, causal_training, compute_held_out
+from repsim_cli.training.pretrain import TextRecipe, compute_held_out, train_causal_model
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -62,7 +62,7 @@ def pretrained(
         whole = sequences.ids[sequences.mask.all(1)]
         held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
         model: Any = fresh.with_head("AutoModelForCausalLM")
-        losses = causal_training(
+        losses = train_causal_model(
             model,
             seen,
             recipe,

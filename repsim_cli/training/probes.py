@@ -128,7 +128,7 @@ def make_split(rows: int, share: float, seed: int) -> Split:
     return Targets({}, {}, alone, alone).split(share, seed)
 
 
-def largest_class(classes: Int[np.ndarray, " n"], split: Split) -> float:
+def compute_majority_error(classes: Int[np.ndarray, " n"], split: Split) -> float:
     """The error of always giving the most frequent class of the fitted rows."""
     values, counts = np.unique(classes[split.fitted], return_counts=True)
     return float(np.mean(classes[split.held_out] != values[counts.argmax()]))

@@ -37,7 +37,7 @@ from repsim_cli.training.resnet_model import (
     identify_weights,
     load,
     make_fresh_resnet,
-    resnet_source,
+    make_resnet_source,
     save,
 )
 from repsim_cli.training.trained import Metrics, Trained
@@ -108,7 +108,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         train: {kind: digits, side: 16, channels: 3, split: train}, evaluate: {kind: digits, side: 16, channels: 3,
         split: test}, recipe: {epochs: 2, batch_size: 64}}' data=digits data.side=16 data.channels=3 extract=resnet9
     """
-    sets = {"train": _images("train", train), "evaluate": _images("evaluate", evaluate)}
+    sets = {"train": _require_images("train", train), "evaluate": _require_images("evaluate", evaluate)}
     labels = sets["train"].names
     if len(labels) != shape.classes:
         raise BadInput(f"shape.classes: train has {len(labels)} labels, got {shape.classes}; give {len(labels)}")
@@ -119,7 +119,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         )
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    tokenizer = resnet_source(shape, lambda: make_fresh_resnet(shape, seed), dict).tokenizer
+    tokenizer = make_resnet_source(shape, lambda: make_fresh_resnet(shape, seed), dict).tokenizer
 
     def read_labelled(name: str) -> LabelledImages:
         everything = Extract(hook_points=["conv@0"], sequences=EVERYTHING)
@@ -153,7 +153,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
     def make(progress: Progress) -> None:
         define().folder(progress)
 
-    return resnet_source(
+    return make_resnet_source(
         shape,
         lambda: load(define().folder()),
         identity,
@@ -164,7 +164,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
     )
 
 
-def _images(name: str, data: Data) -> Images:
+def _require_images(name: str, data: Data) -> Images:
     if not isinstance(data, Images):
         raise BadInput(f"{name}: a classifier of images needs images, got {data.source}; e.g. {{kind: cifar10}}")
     return data
@@ -192,7 +192,7 @@ def train_classifier(
         nesterov=True,
     )
     seen, held_out = seen.to(recipe.device), held_out.to(recipe.device)
-    steps = _steps(len(seen.codes), recipe)
+    steps = _count_epoch_steps(len(seen.codes), recipe)
     kept = scratch and scratch / CURVES
     looks: dict[str, Sequence[float]] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
     batches: Iterator[LabelledImages] = iter(())
@@ -200,7 +200,7 @@ def train_classifier(
     def loss(step: int, draw: np.random.Generator) -> Float[Tensor, ""]:
         nonlocal batches
         if step % steps == 0:
-            batches = _batches(seen, recipe, draw)
+            batches = _draw_augmented_batches(seen, recipe, draw)
         batch = next(batches)
         return nn.functional.cross_entropy(model(batch.pixels), batch.codes, label_smoothing=recipe.label_smoothing)
 
@@ -216,7 +216,7 @@ def train_classifier(
         loss,
         pace=Pace(
             progress(range(steps * recipe.epochs), label="training", unit="steps"),
-            lambda step: _rate(step, steps, recipe),
+            lambda step: _compute_learning_rate(step, steps, recipe),
         ),
         seed=seed,
         along=Along(save=look, state=scratch and scratch / STATE, at_once=steps),
@@ -226,21 +226,23 @@ def train_classifier(
     return freeze_model(model.cpu()), dict(zip(SCORES, map(list, zip(*curves, strict=True)), strict=True))
 
 
-def _steps(images: int, recipe: ImageRecipe) -> int:
+def _count_epoch_steps(images: int, recipe: ImageRecipe) -> int:
     """Steps of an epoch."""
     return max(1, images // recipe.batch_size)
 
 
-def _rate(step: int, steps: int, recipe: ImageRecipe) -> float:
+def _compute_learning_rate(step: int, steps: int, recipe: ImageRecipe) -> float:
     """The learning rate of a step, counted over all epochs of `steps`."""
     total = steps * recipe.epochs
     return recipe.learning_rate * float(np.interp(step + 0.5, [0, recipe.warm_up * total, total], [0, 1, 0]))
 
 
-def _batches(seen: LabelledImages, recipe: ImageRecipe, draw: np.random.Generator) -> Iterator[LabelledImages]:
+def _draw_augmented_batches(
+    seen: LabelledImages, recipe: ImageRecipe, draw: np.random.Generator
+) -> Iterator[LabelledImages]:
     order = draw.permutation(len(seen.codes))
     size = min(recipe.batch_size, len(order))
-    for start in range(0, size * _steps(len(order), recipe), size):
+    for start in range(0, size * _count_epoch_steps(len(order), recipe), size):
         rows = torch.from_numpy(order[start : start + size]).to(seen.pixels.device)
         yield LabelledImages(augment(seen.pixels[rows], recipe, draw), seen.codes[rows])
 

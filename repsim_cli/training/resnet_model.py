@@ -26,7 +26,7 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Medium, Seed
 from repsim_cli.data.images import Patches
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.configs import config_hash
+from repsim_cli.models.configs import hash_config
 from repsim_cli.models.loading import WHOLE, place_model
 from repsim_cli.models.points import Architecture, Point, resolve
 from repsim_cli.models.source import Source
@@ -164,7 +164,7 @@ def save(model: ResNet9, folder: Path) -> None:
 
 def load(folder: Path) -> ResNet9:
     """Raises BadInput for weights of another shape."""
-    model = ResNet9(shape_in(folder))
+    model = ResNet9(read_resnet_shape(folder))
     file = folder / WEIGHTS
     with refuse(f"{file}: not the weights of this config", file.name, "save the model again"):
         model.load_state_dict(safetensors.torch.load_file(file))
@@ -175,7 +175,7 @@ def freeze_model(model: ResNet9) -> ResNet9:
     return model.eval().requires_grad_(False)
 
 
-def shape_in(folder: Path) -> ResNetShape:
+def read_resnet_shape(folder: Path) -> ResNetShape:
     """The shape of a saved model. Raises BadInput where its config.json cannot be used."""
     try:
         settings = read_json(folder / CONFIG)
@@ -190,7 +190,7 @@ def shape_in(folder: Path) -> ResNetShape:
     raise BadInput(f"{folder / CONFIG}: not of a ResNet9, got {why}; name a folder that was saved as one")
 
 
-def resnet_source(
+def make_resnet_source(
     shape: ResNetShape, load: Callable[[], ResNet9], identity: Callable[[], dict[str, Any]], **more: Any
 ) -> Source:
     """The Source of a ResNet9 of this shape, which need not exist before it is loaded."""
@@ -234,16 +234,16 @@ def resnet9(*, path: str | None = None, shape: ResNetShape | None = None, seed: 
     if (path is None) == (shape is None):
         raise BadInput(f"path, shape: give exactly one of them, got {path} and {shape}; leave one out or add one")
     if shape is not None:
-        config = config_hash({"model_type": MODEL_TYPE, **asdict(shape)})
+        config = hash_config({"model_type": MODEL_TYPE, **asdict(shape)})
         identity = {
             "source": f"random weights, seed {seed}, {MODEL_TYPE}",
             "weights_hash": f"seed {seed}, config {config}",
         }
-        return resnet_source(
+        return make_resnet_source(
             shape, lambda: freeze_model(make_fresh_resnet(shape, seed)), lambda: identity, trained=False
         )
     folder = expand_path(str(path))
-    return resnet_source(shape_in(folder), lambda: load(folder), lambda: identify_weights(folder))
+    return make_resnet_source(read_resnet_shape(folder), lambda: load(folder), lambda: identify_weights(folder))
 
 
 def identify_weights(folder: Path) -> dict[str, Any]:

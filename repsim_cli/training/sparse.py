@@ -101,7 +101,7 @@ def find_prunable_blocks(config: Any, backbone: nn.Module) -> list[PrunedBlock]:
     blocks = []
     if table is not None and not table.stacks and table.shared is None:
         with torch.no_grad():
-            blocks = [_block(table, backbone, layer) for layer in range(table.depth)]
+            blocks = [_make_pruned_block(table, backbone, layer) for layer in range(table.depth)]
     if not blocks or None in blocks:
         raise BadInput(
             "recipe.sparsity: the blocks are not of six linear maps (query, key, value, output, two of an MLP), got "
@@ -110,7 +110,7 @@ def find_prunable_blocks(config: Any, backbone: nn.Module) -> list[PrunedBlock]:
     return [block for block in blocks if block is not None]
 
 
-def _block(table: Architecture, backbone: nn.Module, layer: int) -> PrunedBlock | None:
+def _make_pruned_block(table: Architecture, backbone: nn.Module, layer: int) -> PrunedBlock | None:
     modules = dict(backbone.named_modules())
     places = (
         table.projection("v", layer),
@@ -142,7 +142,7 @@ def _block(table: Architecture, backbone: nn.Module, layer: int) -> PrunedBlock 
     )
 
 
-def progress_at(step: int, removing: int) -> float:
+def compute_removal_progress(step: int, removing: int) -> float:
     """How much of what will be removed is removed after so many steps: 1 - (1 - x)^3, x rising to 1 over `removing`."""
     return 1 - (1 - min(1.0, step / removing)) ** 3
 
@@ -226,7 +226,7 @@ def find_dominating(alike: Bool[Tensor, "heads heads"], norms: Float[Tensor, " h
     return chosen
 
 
-def heads_in_order(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
+def order_heads(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
     """The order of removal: heads outside a dominating set, then the others, by norm. Removed heads come first."""
     norms = heads.norms()
     kept = torch.zeros(heads.count, dtype=torch.bool, device=norms.device)
@@ -235,7 +235,7 @@ def heads_in_order(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
     return by_norm[(kept[by_norm]).int().argsort(stable=True)]
 
 
-def neurons_in_order(neurons: BlockUnits) -> Int[Tensor, " neurons"]:
+def order_neurons(neurons: BlockUnits) -> Int[Tensor, " neurons"]:
     """The order of removal: by connectivity, equal ones by norm. Removed neurons come first."""
     by_norm = neurons.norms().argsort(stable=True)
     return by_norm[measure_connectivity(neurons)[by_norm].argsort(stable=True)]
@@ -266,10 +266,10 @@ class SparseTraining:
                 continue
             shrink_heads(block.heads, self.sparsity.penalty / self.removing)
             shrink_neurons(block.neurons, self.sparsity.penalty / self.removing)
-            done = progress_at(step, self.removing)
+            done = compute_removal_progress(step, self.removing)
             heads, neurons = (_round_down(done * count) for count in count_units_to_remove(block, self.sparsity.target))
-            self._remove("heads", layer, heads, lambda groups: heads_in_order(groups, self.sparsity.alike))
-            self._remove("neurons", layer, neurons, neurons_in_order)
+            self._remove("heads", layer, heads, lambda groups: order_heads(groups, self.sparsity.alike))
+            self._remove("neurons", layer, neurons, order_neurons)
 
     def _remove(self, kind: str, layer: int, count: int, order: Callable[[BlockUnits], Tensor]) -> None:
         removed, groups = self.removed[f"{kind}.{layer}"], getattr(self.blocks[layer], kind)

@@ -20,7 +20,7 @@ from repsim_cli.activations.hook_points import count_stack_blocks, expand, locat
 from repsim_cli.base import registry
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES
-from repsim_cli.models.points import batch_first
+from repsim_cli.models.points import put_batch_first
 
 LENGTH = 12
 ATTENTION = ("q", "k", "v", "z", "pattern")
@@ -352,7 +352,7 @@ SCORES = {
 def check_projection(run, table, layer, here, given, added):
     """What enters a projection gives what is added, by the projection's module and the norm or scale after it."""
     place, end = table.find(given, layer), table.find(added, layer)
-    turned = table.other is batch_first
+    turned = table.other is put_batch_first
     x = here[given].transpose(0, 1) if turned else here[given]
     out = run.model.get_submodule(place.module)(x)
     if not f"{place.module}.".startswith(f"{end.module}.") and end.side == "output":

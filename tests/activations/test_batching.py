@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.attention import attention_readings, stream_attention_maps
+from repsim_cli.activations.attention import plan_attention_readings, stream_attention_maps
 from repsim_cli.activations.batching import (
     PADDING,
     TokenTally,
@@ -17,7 +17,7 @@ from repsim_cli.activations.batching import (
     cut_windows,
     measure_lengths,
 )
-from repsim_cli.activations.outputs import output_padding
+from repsim_cli.activations.outputs import limit_output_padding
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running
@@ -229,7 +229,7 @@ def test_attention_maps_in_order_whatever_the_batch(tiny_folder, blind):
     sources, modules = of_models(["bert"], tiny_folder)
     if blind:
         without_mask(modules["bert"])
-    found = attention_readings(sources, Extract(hook_points=["pattern"], unit="word", length=32))
+    found = plan_attention_readings(sources, Extract(hook_points=["pattern"], unit="word", length=32))
 
     def run(hardware):
         record = {}
@@ -270,7 +270,7 @@ class Counts(torch.nn.Module):
 
 @pytest.mark.parametrize("language", [False, True])
 def test_outputs_of_a_model_that_ignores_its_mask(language):
-    found = [output_padding(Counts(blind, language), sequences(), segments=False) for blind in (False, True)]
+    found = [limit_output_padding(Counts(blind, language), sequences(), segments=False) for blind in (False, True)]
     assert found == [PADDING, 0.0]
 
 

@@ -26,7 +26,13 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.parts import list_block_names
-from repsim_cli.models.sizes import count_by_block_bytes, goes_by_block, resident_bytes, run_alone, weight_bytes
+from repsim_cli.models.sizes import (
+    count_by_block_bytes,
+    count_resident_bytes,
+    count_weight_bytes,
+    goes_by_block,
+    run_alone,
+)
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import quiet
 
@@ -314,7 +320,7 @@ def test_a_run_by_block_gives_the_bits_of_an_ordinary_run(compared):
 
 def test_auto_is_by_block_where_the_weights_take_more_than_half_of_the_memory(typed):
     source = typed("llama")
-    half = weight_bytes(source, "float32") / 1e9
+    half = count_weight_bytes(source, "float32") / 1e9
     assert goes_by_block(source, Hardware(memory_gb=1.9 * half))
     assert not goes_by_block(source, Hardware(memory_gb=2.1 * half))
     assert not goes_by_block(source, Hardware(memory_gb=1.9 * half, by_block="never"))
@@ -322,10 +328,10 @@ def test_auto_is_by_block_where_the_weights_take_more_than_half_of_the_memory(ty
     always = Hardware(by_block="always")
     assert (
         count_by_block_bytes(source, "float32")
-        < resident_bytes([source], Hardware())
-        == weight_bytes(source, "float32")
+        < count_resident_bytes([source], Hardware())
+        == count_weight_bytes(source, "float32")
     )
-    assert resident_bytes([source, source], always) == count_by_block_bytes(source, "float32")
+    assert count_resident_bytes([source, source], always) == count_by_block_bytes(source, "float32")
     assert run_alone({"a": source, "b": source}, always) == ["a", "b"]
 
 

@@ -8,13 +8,13 @@ import torch
 
 from repsim_cli.activations.places import (
     count_kept_rows,
-    places_read,
-    places_run,
-    row_beginnings,
-    row_documents,
-    row_labels,
-    row_positions,
-    rows_left,
+    list_row_documents,
+    list_row_labels,
+    list_row_positions,
+    mark_kept_rows,
+    mark_read_places,
+    mark_row_beginnings,
+    mark_row_places,
 )
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies, skip_in_all
@@ -71,16 +71,16 @@ def alone(given: Sequences, settings: Extract) -> Sequences:
 def test_places_and_tokens_are_skipped():
     settings = extract(skip=2)
     given = alone(PACKED, settings)
-    assert listed(row_positions(given, settings)) == [2, 3, 4, 2, 3, 4]
-    assert row_documents(given, settings).tolist() == [0, 0, 1, 1, 1, 1]
+    assert listed(list_row_positions(given, settings)) == [2, 3, 4, 2, 3, 4]
+    assert list_row_documents(given, settings).tolist() == [0, 0, 1, 1, 1, 1]
     # document 0 began at a place that is skipped, the second sequence goes on with document 1
-    assert row_beginnings(given, settings).tolist() == [BOTH, 0, DOCUMENT, SEQUENCE, 0, 0]
-    assert listed(rows_left(given, settings)) == [False, True, True, True, False, True, True, True]
+    assert mark_row_beginnings(given, settings).tolist() == [BOTH, 0, DOCUMENT, SEQUENCE, 0, 0]
+    assert listed(mark_kept_rows(given, settings)) == [False, True, True, True, False, True, True, True]
     settings = extract(skip_tokens=["newline"])
-    assert listed(row_positions(alone(PACKED, settings), settings)) == [1, 3, 4, 1, 2, 3, 4]
+    assert listed(list_row_positions(alone(PACKED, settings), settings)) == [1, 3, 4, 1, 2, 3, 4]
     settings = extract(skip_tokens=["newline", "bos"], padding="keep")
-    assert listed(row_positions(alone(PACKED, settings), settings)) == [1, 3, 4, 1, 2, 3, 4]
-    assert rows_left(PACKED, extract()) is None
+    assert listed(list_row_positions(alone(PACKED, settings), settings)) == [1, 3, 4, 1, 2, 3, 4]
+    assert mark_kept_rows(PACKED, extract()) is None
 
 
 def test_a_word_that_one_model_skips_is_skipped_for_all():
@@ -93,7 +93,7 @@ def test_a_word_that_one_model_skips_is_skipped_for_all():
         words = [
             given.position[places][left]
             for given, places, left in (
-                (given, places_run(given, settings), rows_left(given, settings)) for given in marked.values()
+                (given, mark_row_places(given, settings), mark_kept_rows(given, settings)) for given in marked.values()
             )
         ]
         assert [x.tolist() for x in words] == [kept, kept]
@@ -107,12 +107,12 @@ def test_pooled_rows_leave_places_out_and_a_sequence_without_any_other_is_no_row
                   labels=Labels(np.array([0, 1]), ("a", "b")))  # fmt: skip
     settings = extract(unit=unit, skip=3)
     marked = alone(given, settings)
-    assert np.flatnonzero(places_read(marked, settings)[1]).tolist() == read
+    assert np.flatnonzero(mark_read_places(marked, settings)[1]).tolist() == read
     assert count_kept_rows(marked, settings).tolist() == [0, 1]
-    assert listed(rows_left(marked, settings)) == [False, True]
-    assert row_documents(marked, settings).tolist() == [1]
-    assert listed(row_labels(marked, settings)) == [1]
-    assert row_positions(marked, settings) is None
+    assert listed(mark_kept_rows(marked, settings)) == [False, True]
+    assert list_row_documents(marked, settings).tolist() == [1]
+    assert listed(list_row_labels(marked, settings)) == [1]
+    assert list_row_positions(marked, settings) is None
 
 
 @pytest.mark.parametrize(

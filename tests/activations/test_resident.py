@@ -11,7 +11,7 @@ from repsim_cli.activations import stored
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Hardware
 from repsim_cli.engine import rows as sample
-from repsim_cli.models.sizes import are_resident_together, resident_bytes, weight_bytes
+from repsim_cli.models.sizes import are_resident_together, count_resident_bytes, count_weight_bytes
 
 WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "measure=[cka_unbiased]",
          "extract.normalise=none"]  # fmt: skip
@@ -63,13 +63,13 @@ def test_rows_that_cannot_be_kept_are_refused(repsim, monkeypatch):
 def test_models_that_fit_into_half_of_the_memory_are_together():
     sources = [models.get("shipped").function(name=name) for name in ("tiny_a", "tiny_b")]
     sizes = [4.0 * source.parameters for source in sources]
-    assert [weight_bytes(source, "float32") for source in sources] == sizes
-    assert weight_bytes(sources[0], "bfloat16") == sizes[0] / 2
+    assert [count_weight_bytes(source, "float32") for source in sources] == sizes
+    assert count_weight_bytes(sources[0], "bfloat16") == sizes[0] / 2
     for share, together in ((1.9, False), (2.1, True)):
         hardware = Hardware(memory_gb=share * sum(sizes) / 1e9)
         assert are_resident_together(sources, hardware) is together
-        assert resident_bytes(sources, hardware) == (sum(sizes) if together else max(sizes))
+        assert count_resident_bytes(sources, hardware) == (sum(sizes) if together else max(sizes))
     small = Hardware(memory_gb=1e-6, resident="all")
     assert are_resident_together(sources, small)
     assert not are_resident_together(sources, Hardware(resident="one"))
-    assert resident_bytes(sources, Hardware(resident="one"), together=True) == sum(sizes)
+    assert count_resident_bytes(sources, Hardware(resident="one"), together=True) == sum(sizes)

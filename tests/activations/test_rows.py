@@ -8,10 +8,16 @@ import pytest
 import torch
 from helpers.recorded import recorded
 
-from repsim_cli.activations.places import count_kept_rows, have_same_rows, places_read, row_documents, row_labels
+from repsim_cli.activations.places import (
+    count_kept_rows,
+    have_same_rows,
+    list_row_documents,
+    list_row_labels,
+    mark_read_places,
+)
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import pool, stream_row_blocks
-from repsim_cli.activations.stored import Running, activations_key
+from repsim_cli.activations.stored import Running, make_activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.architectures import ARCHITECTURES
@@ -112,11 +118,11 @@ def test_pool():
 def test_kept_and_counts(data, bert_tokenizer):
     sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
     for unit in ("first", "last"):
-        alone = places_read(sequences, extract(unit))
+        alone = mark_read_places(sequences, extract(unit))
         place = 0 if unit == "first" else sequences.mask.sum(1) - 1
         assert (alone.sum(1) == 1).all()
         assert (alone.argmax(1) == place).all()
-    assert not (places_read(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
+    assert not (mark_read_places(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
     assert count_kept_rows(sequences, extract("mean")).tolist() == [1] * 5
     assert count_kept_rows(sequences, extract("token")).tolist() == sequences.text.sum(1).tolist()
 
@@ -124,12 +130,14 @@ def test_kept_and_counts(data, bert_tokenizer):
 def test_labels_of_rows(data, bert_tokenizer):
     sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
     codes = [1, 2, 0, 1, 2]
-    assert row_labels(sequences, extract("mean")).tolist() == codes
-    assert row_labels(sequences, extract("token")).tolist() == np.repeat(codes, sequences.text.sum(1)).tolist()
-    assert row_documents(sequences, extract("mean")).tolist() == [0, 1, 2, 3, 4]
-    assert row_documents(sequences, extract("token")).tolist() == np.repeat(range(5), sequences.text.sum(1)).tolist()
+    assert list_row_labels(sequences, extract("mean")).tolist() == codes
+    assert list_row_labels(sequences, extract("token")).tolist() == np.repeat(codes, sequences.text.sum(1)).tolist()
+    assert list_row_documents(sequences, extract("mean")).tolist() == [0, 1, 2, 3, 4]
+    assert (
+        list_row_documents(sequences, extract("token")).tolist() == np.repeat(range(5), sequences.text.sum(1)).tolist()
+    )
     unlabelled = type(sequences)(**{**vars(sequences), "labels": None})
-    assert row_labels(unlabelled, extract("mean")) is None
+    assert list_row_labels(unlabelled, extract("mean")) is None
 
 
 def test_pooled_examples_are_paired_across_tokenizers(data, bert_tokenizer, gpt_tokenizer):
@@ -155,7 +163,7 @@ def test_what_the_cache_tells_apart(tiny_folder, data, bert_tokenizer):
     identity = {"weights_hash": "x"}
 
     def key(sequences, settings):
-        return activations_key(identity, sequences, settings, reading.points, "float32")
+        return make_activations_key(identity, sequences, settings, reading.points, "float32")
 
     others = [key(sequences, extract(unit, padding=padding)) for unit, padding in UNITS]
     assert len({*others, key(without, extract("mean"))}) == len(UNITS) + 1

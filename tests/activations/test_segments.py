@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli import measures
-from repsim_cli.activations.places import row_beginnings, row_documents
-from repsim_cli.activations.rows import row_numbers
+from repsim_cli.activations.places import list_row_documents, mark_row_beginnings
+from repsim_cli.activations.rows import select_batch_rows
 from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE, find_segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Significance
@@ -135,9 +135,9 @@ def extract(**given):
 def test_what_rows_begin():
     """A document inside a sequence begins there, whether its first token is kept or not; the rest of one does not."""
     given = packed([[0, 0, 1, 1], [1, -1, 2, 2], [-1, 3, 3, 3]], [[0, 1, 0, 1], [2, -1, 1, 2], [-1, 0, 1, 2]])
-    assert row_beginnings(given, extract()).tolist() == [BOTH, 0, DOCUMENT, 0, SEQUENCE, DOCUMENT, 0, BOTH, 0, 0]
-    assert row_documents(given, extract()).tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
-    assert row_beginnings(given, extract(unit="mean")).tolist() == [BOTH] * 3
+    assert mark_row_beginnings(given, extract()).tolist() == [BOTH, 0, DOCUMENT, 0, SEQUENCE, DOCUMENT, 0, BOTH, 0, 0]
+    assert list_row_documents(given, extract()).tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+    assert mark_row_beginnings(given, extract(unit="mean")).tolist() == [BOTH] * 3
 
 
 def test_a_sample_of_whole_sequences():
@@ -147,14 +147,14 @@ def test_a_sample_of_whole_sequences():
     of = np.repeat(np.arange(6), counts)
     seen = set()
     for seed in range(20):
-        numbers = row_numbers(asked, total, seed, 0, counts)
+        numbers = select_batch_rows(asked, total, seed, 0, counts)
         chosen = set(of[numbers].tolist())
         assert len(numbers) == sum(counts[i] for i in chosen) <= 14
         assert (np.diff(numbers) > 0).all()
         seen |= chosen
     assert seen == {0, 2, 3, 4, 5}
-    assert row_numbers(asked, 14, 0, 0, np.array([7, 7])).tolist() == list(range(14))
-    assert len(row_numbers(extract(estimate="full", rows=3), 8, 0, 0, np.array([4, 4]))) == 4
+    assert select_batch_rows(asked, 14, 0, 0, np.array([7, 7])).tolist() == list(range(14))
+    assert len(select_batch_rows(extract(estimate="full", rows=3), 8, 0, 0, np.array([4, 4]))) == 4
 
 
 @pytest.mark.parametrize("name", nightly(["cka_unbiased", "mutual_knn"], "cka_unbiased"))

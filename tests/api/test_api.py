@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
-from repsim_cli.api.entries import compose_configuration, data_entry
+from repsim_cli.api.entries import compose_configuration, make_data_entry
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.binding import bind_model
-from repsim_cli.config.presets import conf_dir
+from repsim_cli.config.presets import find_conf_folder
 from repsim_cli.config.run import validate
 from repsim_cli.models import memory
 from repsim_cli.models.checkpoints import find_shipped
@@ -164,9 +164,9 @@ def test_tables(tmp_path):
         str(tmp_path): {"kind": "table", "path": str(tmp_path)},
         "someone/reviews": {"kind": "table", "path": "someone/reviews"},
     }.items():
-        assert data_entry(given) == entry
+        assert make_data_entry(given) == entry
     settings = {"path": "a.csv", "text": "review"}
-    assert data_entry(settings) == {"kind": "table", **settings}
+    assert make_data_entry(settings) == {"kind": "table", **settings}
 
 
 def test_a_result_in_all_forms(of_texts, tmp_path):
@@ -589,7 +589,7 @@ def test_a_comparison_takes_what_a_run_takes(repsim, newest):
     assert (code, err) == (0, "")
     assert out.startswith("plan of compare (nothing was run)\n  models\n    tiny_a: ")
     assert "\n  measures: cka, rsa\n" in out
-    assert not list(results.outputs_root().rglob("manifest.json"))
+    assert not list(results.find_outputs_root().rglob("manifest.json"))
     code, out, err = repsim(*words, "--set", "+analyses.blocks={least: 5}", "--set", "figures=all")
     assert code == 0, err
     config = reader.read_config(newest())
@@ -613,7 +613,7 @@ def test_the_hydra_of_a_program_stays_as_it_was():
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(find_conf_folder()), version_base="1.3"):
         before = GlobalHydra.instance().hydra
         assert configuration_of({})["name"] == "compare"
         assert GlobalHydra.instance().hydra is before

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repsim_cli.base import closure, environment, registry
-from repsim_cli.base.closure import code_behind, collect_code
+from repsim_cli.base.closure import collect_code, collect_function_code
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -26,7 +26,13 @@ FILES = {
 @pytest.fixture(autouse=True)
 def anew():
     """Files are read again."""
-    cached = (closure.collect_code, closure._file, closure._place, closure._is_inside, closure._folder)
+    cached = (
+        closure.collect_code,
+        closure._parse_module,
+        closure._place,
+        closure._is_inside,
+        closure._find_module_folder,
+    )
     for function in cached:
         function.cache_clear()
     yield lambda: [function.cache_clear() for function in cached]
@@ -132,7 +138,7 @@ def test_files_that_cannot_be_read(written, tmp_path, monkeypatch, anew, how):
         (folder / "kernel.py").unlink()
     elif how == "removed":
         assert closure._place("mine.kernel")
-        closure._file.cache_clear()
+        closure._parse_module.cache_clear()
         collect_code.cache_clear()
         (folder / "kernel.py").unlink()
         assert collect_code("mine.measure") is None
@@ -188,8 +194,8 @@ def test_packages_and_their_versions(written, anew, monkeypatch):
 def test_every_package_that_measures_import_is_known():
     """A new one changes numbers, and belongs to NUMERIC, or it does not."""
     found = {name: entry.function for name in registry.measures.names() if (entry := registry.measures.get(name))}
-    code_behind(*found.values())
-    used = {name.partition(".")[0] for name in closure_files() for name in closure._file(name).names}
+    collect_function_code(*found.values())
+    used = {name.partition(".")[0] for name in closure_files() for name in closure._parse_module(name).names}
     other = {"jaxtyping", "joblib", "psutil", "pydantic"}
     assert used - sys.stdlib_module_names - {closure.HERE} - closure.NUMERIC.keys() == other
     assert all(metadata.version(package) for package in closure.NUMERIC.values() if package != "repsim-cli")
@@ -197,7 +203,7 @@ def test_every_package_that_measures_import_is_known():
 
 def closure_files() -> list[str]:
     """The modules of all measures and what these import."""
-    seen, original = [], closure._file
+    seen, original = [], closure._parse_module
 
     def noted(module: str):
         seen.append(module)
@@ -206,17 +212,17 @@ def closure_files() -> list[str]:
     functions = [registry.measures.get(name).function for name in registry.measures.names()]
     collect_code.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closure, "_file", noted)
-        assert code_behind(*functions) is not None
+        patch.setattr(closure, "_parse_module", noted)
+        assert collect_function_code(*functions) is not None
     return seen
 
 
 def test_functions_without_a_file_have_no_code():
     made: dict = {"__name__": "repsim_cli.measures.cca"}
     exec("def f(): ...", made)
-    assert code_behind(made["f"]) is None
-    assert code_behind(len) is None
-    assert code_behind(collect_code) is not None
+    assert collect_function_code(made["f"]) is None
+    assert collect_function_code(len) is None
+    assert collect_function_code(collect_code) is not None
 
 
 def test_nothing_is_imported_to_know_the_code():

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 import repsim_cli
 from repsim_cli.activations import cached
 from repsim_cli.activations.readings import Reading
-from repsim_cli.base.plain import csv_bytes, escape, find_free_key, make_unique_filename, slug
+from repsim_cli.base.plain import encode_csv, escape, find_free_key, make_unique_filename, slug
 from repsim_cli.cli.terminal import LogLines
 from repsim_cli.figures.frame import save
 from repsim_cli.findings.analyse import draw
@@ -166,7 +166,7 @@ def test_keys_of_labels_that_hold_what_joins_them():
 
 @pytest.mark.parametrize("label", ["../../outside", "/tmp/x", "x" * 300, "a\0b"])
 def test_rows_of_a_run_stay_in_its_folder(tmp_path, monkeypatch, label):
-    monkeypatch.setattr(cached, "activations_key", lambda *_: "key")
+    monkeypatch.setattr(cached, "make_activations_key", lambda *_: "key")
     live = [Reading(label=label, source=None, layers=[], points=[])]
     with cached.entries_of(tmp_path / "rows", live, {label: None}, {label: {}}, None, "float32") as entries:
         assert entries[label].folder.parent == tmp_path / "rows"
@@ -178,7 +178,7 @@ NUMBERS = [-2, -0.5, 1e-7, float("-inf"), "-2", "+1.5e-3", "-.5", "-inf", "a=b",
 
 
 def test_cells_are_no_formulas_and_numbers_stay():
-    text = csv_bytes([FORMULAS, NUMBERS]).decode()
+    text = encode_csv([FORMULAS, NUMBERS]).decode()
     assert text.count("\n") == 3  # two rows, and the line in a cell
     formulas, numbers = csv.reader(io.StringIO(text, newline=""))
     assert formulas == [f"'{cell}".replace("\r", "\n") for cell in FORMULAS]

@@ -6,7 +6,7 @@ import pytest
 from helpers.tiny import TINY
 
 from repsim_cli.activations.hook_points import IN_BLOCK, OUTSIDE
-from repsim_cli.cli.anatomy import describe_anatomy, hook_points, open_model
+from repsim_cli.cli.anatomy import describe_anatomy, list_hook_points, open_model
 
 
 def told(text):
@@ -44,7 +44,7 @@ def test_a_folder(repsim, tiny_folder):
 def test_every_hook_point_is_there_or_lacking_with_a_reason(tiny_folder, kind):
     source = open_model(str(tiny_folder(kind)))
     assert source.architecture is not None
-    has, lacks = hook_points(source, None, source.architecture)
+    has, lacks = list_hook_points(source, None, source.architecture)
     assert sorted([name.split(" ")[0] for name in has] + list(lacks)) == sorted((*OUTSIDE, *IN_BLOCK))
     assert all(lacks.values())
 

@@ -9,7 +9,7 @@ import pytest
 from repsim_cli.api.entries import label_entries
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.answer import is_about_measure
-from repsim_cli.cli.plan import _room, plan_in_short
+from repsim_cli.cli.plan import _say_memory_room, plan_in_short
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +111,11 @@ def test_a_plan_in_a_line():
 
 def test_a_plan_says_what_takes_the_memory_that_is_not_there():
     memory = {"weights": 1.0, "rows": 9.0, "in all": 10.0, "limit": 12.0}
-    assert _room(memory, 8.0) == [
+    assert _say_memory_room(memory, 8.0) == [
         "  memory: 10.0 GB do not fit into the 8.0 GB that are free now; rows take 9.0 GB of them: take fewer rows "
         "(extract.sequences, extract.rows, extract.batch_rows)"
     ]
-    assert _room({**memory, "limit": 4.0}, 11.0)[0].startswith(
+    assert _say_memory_room({**memory, "limit": 4.0}, 11.0)[0].startswith(
         "  memory: 10.0 GB do not fit into the 4.0 GB that the run may use; rows take"
     )
-    assert _room({}, 1.0) == []
+    assert _say_memory_room({}, 1.0) == []

@@ -21,7 +21,7 @@ from repsim_cli.cli.describe import build_catalogue
 from repsim_cli.cli.docstrings import LINE, parse, take_first_sentence
 from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, list_allowed, list_shared_settings
 from repsim_cli.cli.settings import group_of, read_settings, say_range
-from repsim_cli.config.presets import GROUPS, conf_dir, describe_group
+from repsim_cli.config.presets import GROUPS, describe_group, find_conf_folder
 from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import load_leaderboard
 
@@ -361,7 +361,7 @@ def test_the_command_of_a_comment(repsim, places, command):
 
 
 def command_of_header(name):
-    lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
+    lines = (find_conf_folder() / "experiment" / f"{name}.yaml").read_text().splitlines()
     (command,) = (line.removeprefix("# Command: ") for line in lines if line.startswith("# Command: "))
     return command
 

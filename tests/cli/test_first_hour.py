@@ -190,19 +190,19 @@ def test_two_sets_of_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints.log, "warning", lambda text, *given: warned.append(text % given))
     checkpoints.check_stray(tmp_path)
     checkpoints.check_stray(tmp_path)
-    assert checkpoints.weight_files(tmp_path) == [tmp_path / single]
+    assert checkpoints.find_weight_files(tmp_path) == [tmp_path / single]
     (said,) = warned
     assert f"two sets of weights are in '{tmp_path}'; model.safetensors is used, and not the 1 files {first}" in said
     (tmp_path / single).unlink()
     (tmp_path / index).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00004.safetensors"}}))
     with pytest.raises(BadInput) as refused:
-        checkpoints.weight_files(tmp_path)
+        checkpoints.find_weight_files(tmp_path)
     assert str(refused.value).startswith(
         f"path: {index} names model-00001-of-00004.safetensors, which is not there, got 1 "
     )
     (tmp_path / index).write_text('{"weight_map": {}}')
     with pytest.raises(BadInput, match="does not name files of its folder, got '{}'"):
-        checkpoints.weight_files(tmp_path)
+        checkpoints.find_weight_files(tmp_path)
 
 
 def test_text_that_a_parquet_file_has_as_bytes(tmp_path):
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_lacks_a_block():
 def test_a_file_without_weights(tmp_path):
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(BadInput, match="^path: no weights in model.safetensors, got an empty file in "):
-        checkpoints.weight_files(tmp_path)
+        checkpoints.find_weight_files(tmp_path)
 
 
 def test_pipes_and_huge_documents_where_files_are_expected(tmp_path):
@@ -248,7 +248,7 @@ def test_pipes_and_huge_documents_where_files_are_expected(tmp_path):
         config.truncate(documents.MOST + 1)
     assert not is_native(tmp_path)
     with pytest.raises(BadInput, match=r"config\.json cannot be used, got .*more than"):
-        files.json_file(tmp_path / "config.json")
+        files.read_json_file(tmp_path / "config.json")
 
 
 def test_the_end_is_recorded_within_a_limit_of_the_size_of_files(tmp_path, monkeypatch):

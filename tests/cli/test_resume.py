@@ -429,9 +429,9 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
 def test_the_slurm_launcher_composes():
     from hydra import compose, initialize_config_dir
 
-    from repsim_cli.config.presets import conf_dir
+    from repsim_cli.config.presets import find_conf_folder
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(find_conf_folder()), version_base="1.3"):
         config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)
     launcher = config.hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")

@@ -17,7 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware, Positive, Ranked, Significance
 from repsim_cli.config import presets
-from repsim_cli.config.binding import MISSING, check_arguments, model_function
+from repsim_cli.config.binding import MISSING, check_arguments, wrap_model_function
 from repsim_cli.config.run import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
 from repsim_cli.engine.footprint import estimate_comparison_memory
@@ -50,7 +50,7 @@ def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for label, entry in presets.read_table_entries(group).items():
             if entry != {"kind": "all"}:
                 component = room.get(entry["kind"])
-                function = model_function(component) if group == "model" else component.function
+                function = wrap_model_function(component) if group == "model" else component.function
                 yield f"{group}.{label}", function, without_kind(entry)
     for group in ("data", *SETTINGS):
         for file in sorted((CONF / group).glob("*.yaml")):

@@ -261,7 +261,7 @@ def test_which_setting_would_fit():
 
 def test_the_hub_is_asked_once(no_hub):
     for _ in range(3):
-        assert network.local_only()
+        assert network.must_use_downloads()
     with pytest.raises(ConnectionError, match="no route to it"):
         network.check_hub()
     assert len(no_hub) == 1
@@ -385,18 +385,20 @@ def test_the_time_of_forward_passes(speed):
     blocks = 124_439_808 - 50257 * 768
     tokens = 1000 * 128
     expected = 2 * tokens * (blocks + 2 * 12 * 128 * 768) / (speed / 2)
-    found = cost.forward_cost([source], 1000, 128, Hardware(batch_size=1000))
+    found = cost.estimate_forward_cost([source], 1000, 128, Hardware(batch_size=1000))
     assert found.seconds == pytest.approx(expected, rel=1e-3)
     assert found.operations == pytest.approx(expected * speed / 2)
-    both = cost.forward_cost([source, source], 1000, 128, Hardware(batch_size=1000))
+    both = cost.estimate_forward_cost([source, source], 1000, 128, Hardware(batch_size=1000))
     assert (both.operations, both.seconds) == pytest.approx((2 * found.operations, 2 * found.seconds))
-    head = cost.forward_cost([source], 1000, 128, Hardware(batch_size=1000), vocabularies=True)
+    head = cost.estimate_forward_cost([source], 1000, 128, Hardware(batch_size=1000), vocabularies=True)
     assert head.seconds - found.seconds == pytest.approx(2 * tokens * 50257 * 768 / (speed / 2))
 
 
 def test_the_time_of_pairs(speed):
     def seconds(name, pairs=1, rows=1000, **settings):
-        return cost.pairs_cost([measures.get(name)], [64, 64], pairs, rows, Hardware(processes=1), **settings).seconds
+        return cost.estimate_pairs_cost(
+            [measures.get(name)], [64, 64], pairs, rows, Hardware(processes=1), **settings
+        ).seconds
 
     for name in ("cka", "procrustes", "gromov_wasserstein"):
         assert seconds(name, pairs=100) > seconds(name)
@@ -409,12 +411,12 @@ def test_the_time_of_pairs(speed):
     # beyond 10,000 rows distances are not held, and groups of rows take their turns
     whole = seconds("gromov_wasserstein", rows=10_000), seconds("gromov_wasserstein", rows=5_000)
     assert whole[0] == pytest.approx(8 * whole[1], rel=0.2)
-    moments = cost.moments_cost([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
+    moments = cost.estimate_moments_cost([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
     assert moments.operations == 2 * 10_000 * 128**2 + 3 * 40 * 64**3
     assert moments.seconds == pytest.approx(moments.operations / speed)
     # each worker is a core of the CPU: the operations are the same, the seconds fewer
     several = [
-        cost.pairs_cost([measures.get("gromov_wasserstein")], [64, 64], 100, 100, Hardware(processes=count))
+        cost.estimate_pairs_cost([measures.get("gromov_wasserstein")], [64, 64], 100, 100, Hardware(processes=count))
         for count in (1, 4)
     ]
     assert several[0].operations == several[1].operations

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli.activations.inputs import describe
-from repsim_cli.activations.places import find_rows, have_same_rows, row_places
+from repsim_cli.activations.places import find_rows, have_same_rows, list_row_places
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.alignment import link, link_equal
-from repsim_cli.data.words import words_apart
+from repsim_cli.data.words import find_spaced_word_spans
 
 PAIRS = [
     ("the red cat , it sleeps .", "es schläft die rote Katze ."),
@@ -56,7 +56,7 @@ def words_of(sequences, tokenizer, settings):
     """The text of all pieces of every row, in row order, by sequence."""
     rows = find_rows(sequences, settings)
     found = {}
-    for number, (sequence, _) in enumerate(row_places(sequences, settings).tolist()):
+    for number, (sequence, _) in enumerate(list_row_places(sequences, settings).tolist()):
         text = tokenizer.decode(sequences.ids[rows == number].tolist(), clean_up_tokenization_spaces=False)
         found.setdefault(sequence, []).append(text.strip())
     return list(found.values())
@@ -132,7 +132,7 @@ def test_a_row_that_is_skipped_in_one_column_is_skipped_in_both(tmp_path, tokeni
     left = skip_in_all(by_column, dict.fromkeys(by_column, tokenizers["bytes"]), settings)
     kept = [words_of(each, tokenizers["bytes"], settings)[0] for each in left.values()]
     skipped = {
-        name: set(np.flatnonzero(row_places(each["bytes"], settings)[:, 1] < 6).tolist())
+        name: set(np.flatnonzero(list_row_places(each["bytes"], settings)[:, 1] < 6).tolist())
         for name, each in given.items()
     }
     assert all(skipped.values())
@@ -148,7 +148,7 @@ def test_links_of_words_with_others_and_of_punctuation_are_left_out():
 
 @given(st.text(alphabet="aé1.,-'$ \t\n\u00a0\u3000क्", max_size=30))
 def test_words_are_numbered_as_split_numbers_them(text):
-    words = [text[a:b] for a, b in words_apart(text)]
+    words = [text[a:b] for a, b in find_spaced_word_spans(text)]
     assert len(words) == len(text.split())
     for word, whole in zip(words, text.split(), strict=True):
         assert word in whole

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data import packing
-from repsim_cli.data.packing import pack, separator_id, split_document
+from repsim_cli.data.packing import find_separator_id, pack, split_document
 from repsim_cli.data.text import Text
 
 local_text = registry.data.get("local_text").function
@@ -70,11 +70,11 @@ def test_hash_tells_row_ids_apart():
 
 
 def test_separators():
-    assert separator_id(Characters(eos=None, sep=7), "auto") == 7
-    assert separator_id(Characters(eos=None), "auto") is None
-    assert separator_id(Characters(eos=3), "none") is None
+    assert find_separator_id(Characters(eos=None, sep=7), "auto") == 7
+    assert find_separator_id(Characters(eos=None), "auto") is None
+    assert find_separator_id(Characters(eos=3), "none") is None
     with pytest.raises(BadInput, match=r"extract.separator: the tokenizer has no bos token, got 'bos'; use auto"):
-        separator_id(Characters(), "bos")
+        find_separator_id(Characters(), "bos")
 
 
 def test_a_separator_in_the_text_is_a_row():

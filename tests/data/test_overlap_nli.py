@@ -113,10 +113,10 @@ def test_subcases_are_chosen_by_name():
 
 
 def test_it_is_labelled_data_like_the_other_sets():
-    from repsim_cli.training.finetune import word_tokenizer
+    from repsim_cli.training.finetune import build_word_tokenizer
 
     data = registry.data.get("overlap_hans").function(examples=30)
-    tokenizer = word_tokenizer((text for one in data.read() for text in one.texts), 400, 32)
+    tokenizer = build_word_tokenizer((text for one in data.read() for text in one.texts), 400, 32)
     extract = Extract(hook_points=["embed"], unit="mean", length=32, sequences=100)
     sequences = data.sequences(tokenizer, extract, 0)
     assert sequences.labels.counts() == {"entailment": 15, "non-entailment": 15}
@@ -125,9 +125,9 @@ def test_it_is_labelled_data_like_the_other_sets():
 
 
 def test_the_tokenizer_knows_the_most_frequent_words():
-    from repsim_cli.training.finetune import word_tokenizer
+    from repsim_cli.training.finetune import build_word_tokenizer
 
-    tokenizer = word_tokenizer(["b b b c c a a d", "B d ."], 7, 16)
+    tokenizer = build_word_tokenizer(["b b b c c a a d", "B d ."], 7, 16)
     assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "b": 4, "a": 5, "c": 6}
     assert tokenizer("B", "e a")["input_ids"] == [2, 4, 3, 1, 5, 3]
     assert tokenizer("B", "e a")["token_type_ids"] == [0, 0, 0, 1, 1, 1]

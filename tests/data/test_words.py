@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli.activations.inputs import describe, load_tokenizers, make_sequences
-from repsim_cli.activations.places import count_kept_rows, have_same_rows, row_documents
+from repsim_cli.activations.places import count_kept_rows, have_same_rows, list_row_documents
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import pool_words, stream_row_blocks
-from repsim_cli.activations.stored import Running, activations_key
+from repsim_cli.activations.stored import Running, make_activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data import packing
 from repsim_cli.data.packing import Text
 from repsim_cli.data.treebank import Treebank
-from repsim_cli.data.words import check_offsets, words_in
+from repsim_cli.data.words import check_offsets, find_word_spans
 from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.runs import reader
 
@@ -76,7 +76,7 @@ def test_every_tokenizer_gives_the_same_words_in_the_same_order(tmp_path, three,
     assert len(set(shapes.values())) == 3  # they differ in their tokens
     for sequences in found.values():
         assert grid(sequences, settings) == GRID
-        assert row_documents(sequences, settings).tolist() == [sentence for sentence, _ in GRID]
+        assert list_row_documents(sequences, settings).tolist() == [sentence for sentence, _ in GRID]
         assert have_same_rows(found["bytes"], sequences, settings)
         assert sequences.example.tolist() == found["bytes"].example.tolist()
         assert np.array_equal(sequences.position, sequences.word)
@@ -248,7 +248,7 @@ def test_pool_words():
 def test_the_piece_is_in_the_key_of_the_cache(tmp_path, gpt_tokenizer):
     sequences = treebank(tmp_path).sequences(gpt_tokenizer, extract(), 0)
     keys = {
-        activations_key({"weights_hash": "a"}, sequences, extract(**settings), [], "float32")
+        make_activations_key({"weights_hash": "a"}, sequences, extract(**settings), [], "float32")
         for settings in ({"piece": "last"}, {"piece": "first"}, {"unit": "mean", "piece": "last"})
     }
     assert len(keys) == 3
@@ -304,7 +304,7 @@ def test_shipped_sentences_under_shipped_tokenizers():
     ],
 )  # fmt: skip
 def test_words_by_the_rules_of_unicode(text, words):
-    assert [text[a:b] for a, b in words_in(text)] == words
+    assert [text[a:b] for a, b in find_word_spans(text)] == words
 
 
 def said(sequences, texts):
@@ -314,7 +314,7 @@ def said(sequences, texts):
         assert (np.diff(inside) >= 0).all()
     rows = grid(sequences, extract())
     assert rows == sorted(set(rows))
-    words = [[text[a:b] for a, b in words_in(text)] for text in texts]
+    words = [[text[a:b] for a, b in find_word_spans(text)] for text in texts]
     return [words[document][word] for document, word in rows]
 
 
@@ -337,7 +337,7 @@ def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
         label: tokenizer for label, tokenizer in three.items() if label != "words"
     }  # which knows white space alone
     found = data.align(three, extract(length=length), 0)
-    every = [text[a:b] for text in DOCUMENTS for a, b in words_in(text)]
+    every = [text[a:b] for text in DOCUMENTS for a, b in find_word_spans(text)]
     for sequences in found.values():
         assert have_same_rows(found["bytes"], sequences, extract())
         assert said(sequences, DOCUMENTS) == every
@@ -368,7 +368,7 @@ def test_long_documents_count_their_words_on(gpt_tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 40)
     data = plain(DOCUMENTS)
     assert said(data.sequences(gpt_tokenizer, extract(length=32), 0), DOCUMENTS) == [
-        text[a:b] for text in DOCUMENTS for a, b in words_in(text)
+        text[a:b] for text in DOCUMENTS for a, b in find_word_spans(text)
     ]
 
 

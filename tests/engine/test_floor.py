@@ -5,7 +5,7 @@ import pytest
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.activations.places import row_identities
+from repsim_cli.activations.places import list_row_identities
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.floor import tables
@@ -50,10 +50,10 @@ def test_a_word_is_all_of_its_pieces():
     word = np.array([[0, 1, 1, 2], [0, 0, 1, 2]])
     whole, at = np.ones((2, 4), bool), np.tile(np.arange(4), (2, 1))
     given = Sequences(inputs=ids, mask=whole, text=whole, document=at, position=word, documents=2, word=word)
-    words = row_identities(given, Extract(hook_points=["resid_post"], unit="word"))
+    words = list_row_identities(given, Extract(hook_points=["resid_post"], unit="word"))
     assert words.tolist() == [0, 1, 0, 1, 0, 2]  # 5, 67, 5 | 67, 5, 7
-    assert row_identities(given, Extract(hook_points=["resid_post"])).tolist() == ids.ravel().tolist()
-    assert row_identities(given, Extract(hook_points=["resid_post"], unit="mean")) is None
+    assert list_row_identities(given, Extract(hook_points=["resid_post"])).tolist() == ids.ravel().tolist()
+    assert list_row_identities(given, Extract(hook_points=["resid_post"], unit="mean")) is None
 
 
 def compared(rows, **settings):

@@ -10,14 +10,14 @@ from helpers.recorded import recorded
 from repsim_cli import measures
 from repsim_cli.engine import footprint, grams
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
+from repsim_cli.engine.grams import BatchShape, make_kernel_lister, pack_batches
 from repsim_cli.engine.rows import Rows
 from repsim_cli.measures.inner import (
-    cells_of_tiles,
     collect_matrix_tiles,
     compute_inner_products,
+    compute_products_from_tiles,
+    count_tile_cells,
     prepare_states,
-    products_of_tiles,
 )
 from repsim_cli.runs import reader
 
@@ -40,8 +40,8 @@ def test_products_of_tiles_are_products(n, tile, dtype):
         states = [prepare_states([kernel], x, {})[kernel] for x in xs]
         (expected,) = compute_inner_products([(kernel, kernel)], {kernel: states}, n, tile)
         tiles = [collect_matrix_tiles(kernel, state, n, tile) for state in states]
-        assert torch.equal(products_of_tiles(tiles, n, tile), expected)
-        assert len(tiles[0].cells) == cells_of_tiles(n, tile)
+        assert torch.equal(compute_products_from_tiles(tiles, n, tile), expected)
+        assert len(tiles[0].cells) == count_tile_cells(n, tile)
 
 
 @pytest.mark.parametrize("pairs", ["all", "other_documents"])
@@ -68,7 +68,7 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate, pairs):
         return folder
 
     batches = pack_batches(
-        keep, kernels_by_batch(bound, documents), [[0, 1], [2], [3]], stream, BatchShape(3, size, 64), names=names
+        keep, make_kernel_lister(bound, documents), [[0, 1], [2], [3]], stream, BatchShape(3, size, 64), names=names
     )
     assert read == [[0, 1], [2], [3]]
     found, _ = estimate_all_pairs(bound, batches, **settings)
@@ -145,7 +145,7 @@ def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, 
     monkeypatch.setattr(footprint, "group_layers_by_memory", lambda comparison, rows=None: groups)
     assert repsim(*words)[0] == 0
     expected, tables = values_of(newest()), recorded(newest())["tables"]
-    of_layers, grams_of, read, kills = Rows.stream_layers, grams._grams, [], []
+    of_layers, grams_of, read, kills = Rows.stream_layers, grams._read_batch_grams, [], []
 
     def killed(where, step, *given):
         if where not in kills:
@@ -160,7 +160,7 @@ def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, 
         return of_layers(self, chosen, progress)
 
     monkeypatch.setattr(Rows, "stream_layers", counted)
-    monkeypatch.setattr(grams, "_grams", partial(killed, "batches", grams_of))
+    monkeypatch.setattr(grams, "_read_batch_grams", partial(killed, "batches", grams_of))
     assert repsim(*words)[0] == 130
     assert read == groups[:2]
     assert repsim(*words, "resume=latest")[0] == 130

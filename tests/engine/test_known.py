@@ -309,8 +309,8 @@ def test_other_classes_of_the_rows_are_another_matrix(compared, monkeypatch):
     settings = {"change": [("m", tiny)], "data": data, "unit": "mean", "length": 32, "sequences": 60}
     names = ["tolerance_difference", "cka_unbiased"]
     compared("", names, **settings)
-    original = cached.row_labels
-    monkeypatch.setattr(cached, "row_labels", lambda *given: original(*given)[::-1])
+    original = cached.list_row_labels
+    monkeypatch.setattr(cached, "list_row_labels", lambda *given: original(*given)[::-1])
     assert compared("", names, **settings)[1].manifest["matrices_cached"] == ["cka_unbiased"]
 
 
@@ -432,12 +432,12 @@ def test_a_measure_that_names_another_follows_its_code(edited, monkeypatch, tmp_
         "in code": measures.get("rows"),
         "other": measures.get("another", of="cka"),
     }
-    keys = {label: cached.code_of_measure(measure) for label, measure in bound.items()}
+    keys = {label: cached.make_measure_code_key(measure) for label, measure in bound.items()}
     edited("repsim_cli.measures.nearest")
-    changed = [label for label, measure in bound.items() if cached.code_of_measure(measure) != keys[label]]
+    changed = [label for label, measure in bound.items() if cached.make_measure_code_key(measure) != keys[label]]
     assert changed == ["given", "nested"]
     edited("repsim_cli.measures.rdm")
-    assert cached.code_of_measure(bound["in code"]) != keys["in code"]
+    assert cached.make_measure_code_key(bound["in code"]) != keys["in code"]
     del sys.modules["composed"]
 
 

@@ -44,7 +44,7 @@ def test_covariances_are_means_over_pairs_of_different_documents(part):
     assert len(rows) > 3
     other = torch.from_numpy(rng.normal(size=(4, 4)))
     expected, _ = by_hand(rows, classes, document, cells.total, x.numpy(), y.numpy())
-    assert shares.covariance(cells, x, y).numpy() == pytest.approx(expected)
+    assert shares.compute_class_covariance(cells, x, y).numpy() == pytest.approx(expected)
     whole, *without = shares.compute_covariance_products(cells, x, y, other)
     assert whole == pytest.approx((expected * other.numpy()).sum())
     for group in (1, 2, 4):  # the last is in no row

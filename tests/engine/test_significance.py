@@ -64,8 +64,8 @@ def test_closed_form_has_the_moments_of_all_permutations(name):
     squares = []
     for kernel, side in zip((measure.row, measure.column), sides, strict=True):
         states, _ = prepared(name, [side, side])
-        squares.append(closed_null._square(kernel, states.states[kernel][0], 7))
-    null = closed_null.closed_form(*([closed_null.compute_null_moments(square)] for square in squares))
+        squares.append(closed_null._build_kernel_matrix(kernel, states.states[kernel][0], 7))
+    null = closed_null.compute_closed_form_null(*([closed_null.compute_null_moments(square)] for square in squares))
     orders = torch.tensor(list(itertools.permutations(range(7))))
     moved = squares[1][orders[:, :, None], orders[:, None, :]]
     drawn = (squares[0] * moved).sum((1, 2))
@@ -85,10 +85,10 @@ def test_closed_form_keeps_its_false_positive_rates(name):
     found, _ = prepared(name, sides)
     rows, columns = (found.states[kernel] for kernel in (measure.row, measure.column))
     left, right = (
-        torch.stack([closed_null._square(kernel, state, n) for state in side])
+        torch.stack([closed_null._build_kernel_matrix(kernel, state, n) for state in side])
         for kernel, side in ((measure.row, rows), (measure.column, columns))
     )
-    null = closed_null.closed_form(
+    null = closed_null.compute_closed_form_null(
         [closed_null.compute_null_moments(m) for m in left], [closed_null.compute_null_moments(m) for m in right]
     )
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +193,7 @@ def test_calibrated_score_by_hand():
     null = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).view(4, 1, 1)
     observed = torch.tensor([[0.9]], dtype=torch.float64)
     card = measures.card("cka")
-    threshold = judging.chance_level(observed, null, card, 0.2)
+    threshold = judging.compute_null_quantile(observed, null, card, 0.2)
     assert float(threshold) == 0.4
     assert float(judging.calibrate(observed, threshold, card)) == pytest.approx(0.5 / 0.6)
     assert float(judging.p_values(observed, null, card)) == pytest.approx(1 / 5)
@@ -372,7 +372,7 @@ def test_max_t_by_hand():
         before = max(before, (1 + count) / 31)
         expected[closest] = before
         left.remove(closest)
-    assert corrections.max_t(observed, null).tolist() == pytest.approx(expected.tolist())
+    assert corrections.correct_by_max_t(observed, null).tolist() == pytest.approx(expected.tolist())
 
 
 def test_errors_on_planted_maps():
@@ -390,11 +390,11 @@ def test_errors_on_planted_maps():
         among = corrections.group_into_families(tested, measures.card("cka"), whole, "map")
         made = corrections.correct(p_all, tested, nulls, measures.card("cka"), among)
         family, q = (part[0, 1:] for part in made)
-        assert torch.equal(family, corrections.max_t(observed, null))
+        assert torch.equal(family, corrections.correct_by_max_t(observed, null))
         found = q <= 0.05
         errors.append(bool((family[20:] <= 0.05).any()))
         false.append(float(found[20:].sum() / max(1, found.sum())))
-        power.append([float((x[:20] <= 0.05).float().mean()) for x in (corrections.holm_adjusted(p), family, q)])
+        power.append([float((x[:20] <= 0.05).float().mean()) for x in (corrections.correct_by_holm(p), family, q)])
     assert np.mean(errors) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / maps)
     assert np.mean(false) <= 0.05 + 4 * np.std(false) / np.sqrt(maps)
     assert np.mean(false) > 0  # the bound could be exceeded
@@ -529,10 +529,13 @@ def test_the_family_is_a_map_or_the_run():
         of: judged_of(observed, null, Significance(method="permutation", family_of=of), places) for of in ("map", "run")
     }
     cells = upper & ~torch.eye(6, dtype=torch.bool)
-    expected = corrections.max_t(observed[cells], null[:, cells])
+    expected = corrections.correct_by_max_t(observed[cells], null[:, cells])
     assert made["run"].p_family[cells].tolist() == expected.tolist()
     block = made["map"].p_family[:2, 2:4].flatten()
-    assert block.tolist() == corrections.max_t(observed[:2, 2:4].flatten(), null[:, :2, 2:4].flatten(1)).tolist()
+    assert (
+        block.tolist()
+        == corrections.correct_by_max_t(observed[:2, 2:4].flatten(), null[:, :2, 2:4].flatten(1)).tolist()
+    )
     assert (made["map"].p_family <= made["run"].p_family).all()
     assert [made[of].null["families"] for of in made] == [6, 1]
 
@@ -567,7 +570,9 @@ def test_heavy_rows_keep_their_level_at_the_tail():
         x = rng.normal(size=(50, 24)) * rng.lognormal(sigma=0.75, size=(50, 1))
         square = (x - x.mean(0)) @ (x - x.mean(0)).T
         squares.append(square * (1 - np.eye(50)))
-    null = closed_null.closed_form(*([closed_null.compute_null_moments(torch.from_numpy(x))] for x in squares))
+    null = closed_null.compute_closed_form_null(
+        *([closed_null.compute_null_moments(torch.from_numpy(x))] for x in squares)
+    )
     orders = (rng.permutation(50) for _ in range(20_000))
     drawn = torch.tensor([np.vdot(squares[0], squares[1][o][:, o]) for o in orders], dtype=torch.float64)
     z = (drawn - float(null.mean)) / float(null.deviation)

@@ -133,7 +133,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(estimate):
 def test_tiles_cover_every_cell_on_and_above_the_diagonal_once(n, side):
     seen = np.zeros((n, n), dtype=int)
     bands = [slice(start, min(start + side, n)) for start in range(0, n, side)]
-    for rows, columns in itertools.chain.from_iterable(inner.band_tiles(band, n) for band in bands):
+    for rows, columns in itertools.chain.from_iterable(inner.split_band_into_tiles(band, n) for band in bands):
         assert rows == columns or rows.stop <= columns.start
         seen[rows, columns] += 1
         if rows != columns:

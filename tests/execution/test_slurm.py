@@ -22,7 +22,7 @@ from repsim_cli.config.executor import check_executor
 from repsim_cli.execution import driver, pilot, slurm
 from repsim_cli.execution.lines import Lines
 from repsim_cli.execution.records import read_records
-from repsim_cli.execution.worker import identify_packages, token_file
+from repsim_cli.execution.worker import find_token_file, identify_packages
 from repsim_cli.runs import folders
 from repsim_cli.runs.cache import find_cache_folder
 
@@ -83,7 +83,7 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
         lines.path.touch()
     orders.write(life="before", number=1, unit=vars(writes(1)[0]))
     monkeypatch.chdir(tmp_path)
-    with filelock.FileLock(token_file("t")):
+    with filelock.FileLock(find_token_file("t")):
         assert pilot.is_driven("t")
         work = threading.Thread(target=pilot.perform_orders, args=(folder, "worker-0"))
         work.start()
@@ -187,7 +187,7 @@ def computed(folder):
 
 def tasks(driving):
     """The workers that SLURM runs: worker, and its own number of the job."""
-    job = slurm._job_name(driving.executor.token)
+    job = slurm._name_job(driving.executor.token)
     listed = slurm.run_slurm("squeue", "--me", "-h", "-r", "-t", "running", f"--name={job}", "--format=%K %A")
     return dict(line.split() for line in listed.splitlines())
 

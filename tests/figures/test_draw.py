@@ -17,15 +17,15 @@ from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fit_figure
 from repsim_cli.figures.heatmap import (
     Beside,
     Chance,
+    add_model_names,
     add_strips,
     add_tree,
     draw_heatmap,
+    draw_small_heatmaps,
     find_matrix_axes,
-    outer_names,
-    small_heatmaps,
 )
 from repsim_cli.figures.lines import draw_by_layer, draw_quantities
-from repsim_cli.figures.steps import step_panel
+from repsim_cli.figures.steps import make_step_panel
 from repsim_cli.figures.texts import fold
 from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
@@ -75,7 +75,7 @@ def overlaps(figure):
     ],
 )
 def test_steps_have_one_axis_whose_ticks_do_not_touch(steps, scale):
-    figure, panel = step_panel(steps)
+    figure, panel = make_step_panel(steps)
     assert panel.get_xscale() == scale
     assert overlaps(figure) == []
     assert panel.get_xlabel() == ("step (logarithmic)" if scale == "symlog" else "step")
@@ -94,7 +94,7 @@ def test_names_of_targets_and_probes_do_not_touch(tmp_path, targets, count):
         about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
     )
     run = Finished(folder=tmp_path, manifest={}, results=Results(study="probes"))
-    assert overlaps(probes._model(run, [matrix])) == []
+    assert overlaps(probes._draw_probe_maps(run, [matrix])) == []
 
 
 def a_curve(head, tail, layer):
@@ -106,7 +106,7 @@ def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
     pairs = [("run_a", "run_c"), ("run_c", "run_a")]
     curves = [a_curve(*ways, layer) for layer in ("resid_post@0", "resid_post@1", "resid_post@2") for ways in pairs]
     about = {"kinds": dict.fromkeys(("run_a", "run_c"), "llama, 6 blocks"), "tokens_per_step": 512}
-    figure = stitching._curves(curves, about)
+    figure = stitching._draw_training_curves(curves, about)
     legend = figure.axes[-1].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["run_a → run_c", "run_c → run_a"]
     assert len({to_rgb(line.get_color()) for line in legend.get_lines()}) == 2
@@ -132,7 +132,9 @@ def test_losses_of_stitching_show_those_of_random_heads_or_say_that_chance_is_no
     cases = [([{"heads": 5.0}, {"heads": 7.0}], {"heads": 6.0}, ["heads"]), ([{}, {}], {}, [lines.UNKNOWN]), ([None, None], {}, [])]  # fmt: skip
     for levels, drawn, said in cases:
         more = [{} if level is None else {"levels": level} for level in levels]
-        figure = stitching._curves([replace(x, about=x.about | y) for x, y in zip(both, more, strict=True)], about)
+        figure = stitching._draw_training_curves(
+            [replace(x, about=x.about | y) for x, y in zip(both, more, strict=True)], about
+        )
         assert levels_of(figure.axes[0]) == drawn
         assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["a → c", "b → c", *said]
 
@@ -145,11 +147,11 @@ def over_training(quantity, at, mean, **about):
 
 def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known():
     curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], levels={"untrained weights (step 0)": start}) for start in (0.1, 0.3)]  # fmt: skip
-    panel = convergence._means(curves).axes[0]
+    panel = convergence._draw_means_by_model(curves).axes[0]
     assert levels_of(panel) == {"untrained weights (step 0)": pytest.approx(0.2)}
     for quantity, said in {"cka to last": True, "effective rank": False}.items():
         curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"levels": {}} if said else {}))
-        panel = convergence._means([curve]).axes[0]
+        panel = convergence._draw_means_by_model([curve]).axes[0]
         assert levels_of(panel) == {}
         assert (lines.UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is said
 
@@ -162,7 +164,7 @@ def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(hea
         dict(zip(keys, (head, "b", "resid_post@0", 2.0 + i, 0.1, "done"), strict=True)) for i, head in enumerate(heads)
     ]
     about = {"kinds": {"a": "llama", "b": "llama"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}
-    figure = stitching._bars(plain, about, "loss", "all", stitching.random_heads(baselines, "loss"))
+    figure = stitching._draw_pair_bars(plain, about, "loss", "all", stitching.summarise_random_heads(baselines, "loss"))
     drawn = [
         line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":" and len(line.get_xdata())
     ]
@@ -178,7 +180,7 @@ def test_maps_of_all_kinds_have_the_chosen_colours():
     sides = {"head": "a", "tail": "b", "head layer": "resid_post@0", "tail layer": "resid_post@1"}
     for chosen, expected in (("magma", "magma_r"), ("magma_r", "magma")):
         with rc_context({"image.cmap": chosen}):
-            figure = stitching._grid([sides | {stitching.METRICS[metric][0]: 0.5}], metric)
+            figure = stitching._draw_layer_grid([sides | {stitching.METRICS[metric][0]: 0.5}], metric)
         assert figure.axes[0].images[0].get_cmap().name == expected
     package = Path(repsim_cli.__file__).parent
     files = [*package.glob("findings/*.py"), *package.glob("studies/*/finding*.py")]
@@ -236,7 +238,7 @@ def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp
     for width in ("column", None):
         with rc_context(DRAWN):
             figure = _fit_figure(
-                lambda: small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
+                lambda: draw_small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
             )
         figure.draw_without_rendering()
         bar = figure.axes[-1]
@@ -274,7 +276,7 @@ def test_what_is_shaded_is_said_without_titles():
         "shaded: one standard error"
     ]
     training = over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0])
-    assert said(convergence._means([training]))[1:] == ["shaded: 25th to 75th percentile of layers"]
+    assert said(convergence._draw_means_by_model([training]))[1:] == ["shaded: 25th to 75th percentile of layers"]
 
 
 def test_baselines_of_stitching_are_named_by_what_was_done():
@@ -282,7 +284,7 @@ def test_baselines_of_stitching_are_named_by_what_was_done():
     keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
     rows: Any = [dict(zip(keys, (f"long_name_{x} (rows shuffled)", f"long_name_{x}", "resid_post@0", 2.0, 0.1, "done"), strict=True)) for x in "ab"]  # fmt: skip
     about = {"kinds": {"long_name_a": "llama", "long_name_b": "gpt2"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}  # fmt: skip
-    figure = stitching._bars(rows, about, "loss", "baselines", {})
+    figure = stitching._draw_pair_bars(rows, about, "loss", "baselines", {})
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert sorted(names) == ["rows shuffled → long_name_a", "rows shuffled → long_name_b"]
     assert figure.axes[-1].get_legend() is None  # which would say the same again
@@ -296,7 +298,7 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
         layers = ["embed", *(str(i) for i in range(6)), "embed", *(str(i) for i in range(6)), *(["embed", "0", "1", "2", "3"] * 2)]  # fmt: skip
         figure, axes = draw_heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
         for which in "xy":
-            outer_names(axes, which, models, ends, "resid_post by block")
+            add_model_names(axes, which, models, ends, "resid_post by block")
         return figure
 
     with rc_context(DRAWN | IN_COLUMN):
@@ -309,7 +311,7 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
 
 def test_the_legend_of_verdicts_stands_clear_of_the_colours():
     rows = [["cka", "width", 1, 1.0, 1.0, 0.1, "same"], ["svcca", "width", 1, 0.5, 0.9, 0.1, "related"]]
-    figure = universality._figure(Table(columns=universality.OF_FACTORS, rows=rows), None)
+    figure = universality._draw_factor_verdicts(Table(columns=universality.OF_FACTORS, rows=rows), None)
     figure.draw_without_rendering()
     legend = figure.axes[0].get_legend()
     assert legend.get_texts()[0].get_text() == "same (margin 0.1)"
@@ -325,7 +327,7 @@ def test_layers_of_one_hook_point_are_named_by_block(tmp_path):
     labels = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers, lines={"spectral": [0, 0, 0, 1, 1, 1]})
     following = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers[:-1], lines={sub_networks.NEXT: [0.1] * 5})
     run = Finished(folder=tmp_path, manifest={}, results=Results(study="similarity"))
-    figure = sub_networks._layers(run, measure, matrix, labels, following)
+    figure = sub_networks._draw_sub_networks(run, measure, matrix, labels, following)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("012345")
     assert figure.axes[1].get_xlabel() == "resid_post by block"
     assert figure.axes[0].child_axes == []
@@ -341,7 +343,9 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
     card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
     measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None, chance=None if known else {"unknown": "why"})  # fmt: skip
-    figure = map_figures._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
+    figure = map_figures._draw_model_panels(
+        Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure
+    )
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
     assert ("chance is not known here: why" in figure.get_suptitle()) is not known
@@ -350,7 +354,9 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
 def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):
     training = [over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0], model=f"a_model_with_a_long_name_{i}") for i in range(40)]  # fmt: skip
     with rc_context(DRAWN | IN_COLUMN):
-        figure = _fit_figure(lambda: convergence._means(training), Style(width="column"), tmp_path / "labels.txt")
+        figure = _fit_figure(
+            lambda: convergence._draw_means_by_model(training), Style(width="column"), tmp_path / "labels.txt"
+        )
     (legend,) = figure.legends
     assert legend.get_title().get_text() == "shaded: 25th to 75th percentile of layers"
     assert len(legend.get_texts()) == 40

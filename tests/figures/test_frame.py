@@ -36,7 +36,7 @@ def saved(folder, names=NAMES, **style):
         return kept[-1]
 
     frame.save(folder, [("a", make)], style=frame.Style(format=("svg",), **style))
-    return kept[-1], [text.get_text() for text in frame._words(kept[-1]) if text.get_text()]
+    return kept[-1], [text.get_text() for text in frame._find_figure_texts(kept[-1]) if text.get_text()]
 
 
 def key_of(folder):
@@ -70,18 +70,18 @@ def test_an_installed_font_is_used(tmp_path, monkeypatch):
     latin, wanted = {*range(128), *range(0x600, 0x700)}, {ord(c) for name in (*NAMES, "模型") for c in name}
     has = {frame.PLAIN: latin, other: wanted, useless: set()}
     monkeypatch.setattr(frame, "_list_fonts", lambda: frozenset(has))
-    monkeypatch.setattr(frame, "_characters", has.__getitem__)
+    monkeypatch.setattr(frame, "_list_font_characters", has.__getitem__)
     families = []
 
     def noting(make):
         families.append(font_manager.FontProperties().get_family())
         return make()
 
-    made = frame._legible(lambda: noting(figure), frame.PLAIN, tmp_path / "labels.txt")
+    made = frame._make_legible_figure(lambda: noting(figure), frame.PLAIN, tmp_path / "labels.txt")
     assert families == [[frame.PLAIN], [frame.PLAIN, other]]
     assert made.axes[0].get_xlabel() == "模型"
     families.clear()
-    frame._legible(lambda: noting(Figure), frame.PLAIN, tmp_path / "labels.txt")
+    frame._make_legible_figure(lambda: noting(Figure), frame.PLAIN, tmp_path / "labels.txt")
     assert families == [[frame.PLAIN]]
     assert not (tmp_path / "labels.txt").exists()
 
@@ -165,7 +165,7 @@ def lab(colour, seen_as):
 @pytest.mark.parametrize("seen_as", [np.eye(3), DEUTERANOPIA, GREY], ids=["all colours", "deuteranopia", "grey"])
 def test_lines_are_told_apart_by_colour_or_dashes(seen_as):
     """As many as a legend names; more have their names at their ends. Of colours alone, where they are seen, all."""
-    styles = frame.line_styles(lines.FEW)
+    styles = frame.choose_line_styles(lines.FEW)
     for a, b in combinations(styles, 2):
         apart = np.linalg.norm(lab(a["color"], seen_as) - lab(b["color"], seen_as))
         assert apart > APART or a["linestyle"] != b["linestyle"], (a, b, apart)

@@ -39,12 +39,12 @@ from repsim_cli.findings.groups import (
     compute_labelling_separations,
     compute_separation,
     curves,
+    find_smallest_p,
     group_layers_by_point,
     groups_alike_early,
     groups_differ_late,
     list_group_arrangements,
     pair_models_by_group,
-    smallest_p,
 )
 from repsim_cli.models.source import describe_model
 from repsim_cli.runs import reader, results
@@ -169,9 +169,9 @@ def test_arrangements_are_all_of_their_sizes():
     assert len(labels) == 10_000
     assert (labels[0] == own).all()
     assert (labels.sum(1) == 12).all()
-    assert smallest_p(models(10, 10)) == 2 / 184_756
-    assert smallest_p(models(3, 2)) == 0.1
-    assert smallest_p(models(12, 12)) == 1e-4
+    assert find_smallest_p(models(10, 10)) == 2 / 184_756
+    assert find_smallest_p(models(3, 2)) == 0.1
+    assert find_smallest_p(models(12, 12)) == 1e-4
 
 
 def test_separation_is_between_minus_within():

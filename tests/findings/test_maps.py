@@ -13,7 +13,7 @@ from repsim_cli.figures.heatmap import find_matrix_axes
 from repsim_cli.figures.lines import UNKNOWN, draw_by_layer, list_layer_figures, merge_seeds
 from repsim_cli.findings import map_figures
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.chance import chance_in
+from repsim_cli.findings.chance import find_chance_of_values
 from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
@@ -164,8 +164,8 @@ def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path
     run = run_of(tmp_path, None, False)
     (measured,) = run.results.measures
     values = np.arange(4.0).reshape(2, 2)
-    assert chance_in(run, measured, values, ["a", "a"], ["b", "b"]) == (None, "")
-    level, _ = chance_in(run, measured, values, ["a", "b"], ["a", "b"])
+    assert find_chance_of_values(run, measured, values, ["a", "a"], ["b", "b"]) == (None, "")
+    level, _ = find_chance_of_values(run, measured, values, ["a", "b"], ["a", "b"])
     assert (level.low, level.high) == (1.0, 2.0)
 
 

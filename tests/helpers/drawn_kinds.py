@@ -8,12 +8,12 @@ import numpy as np
 from repsim_cli.figures.heatmap import (
     Beside,
     Chance,
+    add_model_names,
     add_strips,
     add_tree,
     draw_heatmap,
+    draw_small_heatmaps,
     find_matrix_axes,
-    outer_names,
-    small_heatmaps,
 )
 from repsim_cli.figures.lines import draw_by_layer, draw_quantities
 from repsim_cli.findings.distances import build_linkage_tree
@@ -61,7 +61,7 @@ def grid(
     for each in (first, *others):
         aside = each is not first and each.get_position().y0 == first.get_position().y0
         for which in "x" if aside else "xy":
-            outer_names(each, which, models(count, stem), ends, said)
+            add_model_names(each, which, models(count, stem), ends, said)
     add_strips(axes, {"largest feature": np.zeros(len(names)), "largest 1 % of rows": np.ones(len(names))})
     return figure
 
@@ -79,7 +79,7 @@ def leaves(count: int, stem: str) -> Any:
 def small(count: int, layers: int, stem: str = "m") -> Any:
     names = [f"resid_post@{i}" for i in range(layers)]
     matrices = [(model, square(layers), names, names) for model in models(count, stem)]
-    return small_heatmaps(matrices, CARD, f"CKA (unbiased) with {LONG}, resid_post by block")[0]
+    return draw_small_heatmaps(matrices, CARD, f"CKA (unbiased) with {LONG}, resid_post by block")[0]
 
 
 def curves(
@@ -121,7 +121,7 @@ def view(count: int, stem: str = "m") -> Any:
     rows = [
         [m, "gromov_wasserstein", s, s / 9, 3.0 / (1 + s), s / 1000] for m in models(count, stem) for s in (0, 1, 900)
     ]
-    return training_view._view(Table(columns=columns, rows=rows), "gromov_wasserstein")
+    return training_view._draw_training_view(Table(columns=columns, rows=rows), "gromov_wasserstein")
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -140,6 +140,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "200 layers": lambda: draw_by_layer(curves(2, 200, LONG, "tiny")),
     "long label": lambda: draw_by_layer(curves(2, 6, measure="cka_unbiased_without_the_first_places")),
     "quantities": lambda: draw_quantities([curves(2, 12, LONG)] * 3, ()),
-    "convergence of 60 models": lambda: convergence._means(trained(60, [9601, 9801, 10001], LONG)),
+    "convergence of 60 models": lambda: convergence._draw_means_by_model(trained(60, [9601, 9801, 10001], LONG)),
     "training view": lambda: view(3, LONG),
 }

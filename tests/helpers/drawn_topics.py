@@ -90,7 +90,7 @@ def boxes(models: int, stem: str, kinds: int) -> Any:
     about = {"distance": "cka_unbiased resid_post", "layers": "arccos CKA (unbiased)"}
     matrix = Matrix(rows=side, columns=side, values="a", label="distance (smaller is closer)", about=about)
     run = in_memory({"a": (values + values.T) * (1 - np.eye(count))}, {"groups": members})
-    return distances._distances(run, matrix)
+    return distances._draw_group_distances(run, matrix)
 
 
 def of_groups(kinds: int, stem: str, count: int, scale: float = 1.0) -> Any:
@@ -126,7 +126,7 @@ def plans(model: str, pairs: int, starts: tuple[str, ...], classes: list[str] | 
         for start in starts
     ]
     run = in_memory(arrays, about={"batch": {"classes": classes, "rows": list(range(rows))}})
-    return couplings._panels(run, model, every[: couplings.MOST])
+    return couplings._draw_couplings(run, model, every[: couplings.MOST])
 
 
 def shifted(model: str, count: int, scale: float = 1.0) -> Any:
@@ -135,7 +135,9 @@ def shifted(model: str, count: int, scale: float = 1.0) -> Any:
         rows=Side(model=model, layers=layers(count)), columns=Side(model="bins", layers=[]), values="a",
         details={"edges": "e"}, about={"scale": "mean"},
     )  # fmt: skip
-    return histograms._panels(in_memory({"a": counts, "e": scale * np.linspace(0, 3, 21)}), matrix, range(count))
+    return histograms._draw_histograms(
+        in_memory({"a": counts, "e": scale * np.linspace(0, 3, 21)}), matrix, range(count)
+    )
 
 
 def lines_to_neighbours(model: str, count: int) -> Any:
@@ -151,7 +153,7 @@ def lines_to_neighbours(model: str, count: int) -> Any:
         batch["texts"] = [
             f"$x_{i}$ \x1b[2J the painter that the pilots blamed near the weavers laughed" for i in range(rows)
         ]
-    return neighbours._panels(in_memory(arrays, about={"batch": batch}), matrix, range(count))
+    return neighbours._draw_neighbour_lines(in_memory(arrays, about={"batch": batch}), matrix, range(count))
 
 
 def graded(measures: list[str], values: int) -> Any:
@@ -163,7 +165,7 @@ def graded(measures: list[str], values: int) -> Any:
         for v in sorted(range(values), key=lambda v: v % 5)
     ]  # fmt: skip
     table = Table(columns=["measure", "factor", "value", "share of seeds", "margin", "verdict"], rows=rows)
-    return universality._figure(table, "value")
+    return universality._draw_factor_verdicts(table, "value")
 
 
 def strip(models: list[str], count: int, measures: int, scale: float = 1.0) -> Any:
@@ -194,7 +196,7 @@ def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> 
     following = (scale * np.linspace(0, 1, len(names) - 1)).tolist()
     steps = Curve(y=Axis(name="next"), at=names[:-1], lines={sub_networks.NEXT: following}, **axis)
     run = in_memory(arrays, manifest, measures=[measure])
-    return sub_networks._layers(run, measure, measure.matrices[0], labels, steps)
+    return sub_networks._draw_sub_networks(run, measure, measure.matrices[0], labels, steps)
 
 
 def of_training(count: int, model: str, steps: list[int], scale: float = 1.0) -> Any:
@@ -205,7 +207,7 @@ def of_training(count: int, model: str, steps: list[int], scale: float = 1.0) ->
         bands={"deciles": Band(low=line, high=line, of="10th to 90th percentile of layers")},
         bounds=[None, 1.0], about={"quantity": "cka_unbiased to last", "point": "resid_post", "model": model},
     )  # fmt: skip
-    return convergence._layers(curve)
+    return convergence._draw_layer_curves(curve)
 
 
 def stitches(models: list[str], count: int, scale: float = 1.0) -> list[dict[str, Any]]:
@@ -223,7 +225,7 @@ def stitched(models: list[str], count: int, scale: float = 1.0) -> Any:
         "steps": 150,
         "evaluation_sequences": 200,
     }
-    return stitching._bars(
+    return stitching._draw_pair_bars(
         stitches(models, count, scale), about, "loss", "all", {"resid_post@0": [scale, 1.1 * scale, 1.2 * scale]}
     )
 
@@ -235,13 +237,13 @@ def stitched_deep(models: list[str], count: int) -> Any:
         "steps": 0,
         "evaluation_sequences": 9,
     }
-    return stitching._depth(stitches(models, count), about, "loss", {"resid_post@0": [1.0, 2.0, 3.0]})
+    return stitching._draw_depth_lines(stitches(models, count), about, "loss", {"resid_post@0": [1.0, 2.0, 3.0]})
 
 
 def stitch_grid(models: list[str], count: int, scale: float = 1.0) -> Any:
     every = [{**x, "head": models[0], "tail": models[1], "head layer": layer} for x in stitches(models[:1], count, scale)
              for layer in layers(count)]  # fmt: skip
-    return stitching._grid(every, "loss")
+    return stitching._draw_layer_grid(every, "loss")
 
 
 def stitching_losses(models: list[str], count: int) -> Any:
@@ -251,7 +253,7 @@ def stitching_losses(models: list[str], count: int) -> Any:
         for x in stitches(models, count)
     ]  # fmt: skip
     about = {"kinds": dict.fromkeys(models, "llama, 6 blocks"), "tokens_per_step": 512}
-    return stitching._curves(curves, about)
+    return stitching._draw_training_curves(curves, about)
 
 
 def told(count: int, targets: list[str]) -> Any:
@@ -262,7 +264,7 @@ def told(count: int, targets: list[str]) -> Any:
         label="lowest error", details={"control": "a"},
         about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
     )  # fmt: skip
-    return probes._model(in_memory(arrays), [matrix, matrix])
+    return probes._draw_probe_maps(in_memory(arrays), [matrix, matrix])
 
 
 def remedied(count: int, remedies: int) -> Any:
@@ -274,7 +276,7 @@ def remedied(count: int, remedies: int) -> Any:
         )
         for i in range(remedies)
     }
-    return robustness._figure("cka_unbiased", maps, 0.1)
+    return robustness._draw_remedy_changes("cka_unbiased", maps, 0.1)
 
 
 def on_fewer_rows(pairs: list[str], counts: list[int]) -> Any:
@@ -287,7 +289,7 @@ def on_fewer_rows(pairs: list[str], counts: list[int]) -> Any:
         lines=lines | {fewer_rows.CHANCE + pair: [10 / count for count in counts] for pair in pairs},
         errors={pair: [0.02] * (len(counts) - 1) + [None] for pair in pairs},
     )
-    return fewer_rows._figure(curve, fewer_rows.PAIRS)
+    return fewer_rows._draw_values_by_rows(curve, fewer_rows.PAIRS)
 
 
 def about_a_shape(models: list[str], depths: list[str]) -> Any:
@@ -324,7 +326,7 @@ def identified(measures: list[str], points: int) -> Any:
         for i, measure in enumerate(measures)
         for p in range(points)
     ]
-    return layer_identification._shares(rows, 0.95)
+    return layer_identification._draw_identified_shares(rows, 0.95)
 
 
 def which_layers(measures: list[str], count: int) -> Any:
@@ -349,7 +351,7 @@ def parted(models: list[str], count: int, measures: int) -> Any:
     ]
     table = {boundaries.TABLE: Table(columns=columns, rows=rows)}
     run = in_memory(arrays, every[0][2], measures=[each for each, _, _ in every], tables=table)
-    return boundaries._steps(run)
+    return boundaries._draw_block_steps(run)
 
 
 def standing(measures: list[str], tests: int) -> Any:
@@ -360,13 +362,13 @@ def standing(measures: list[str], tests: int) -> Any:
     ]  # fmt: skip
     columns = ["measure", "low", "mean rank", "high", "seconds per pair"]
     table = Table(columns=columns, rows=[[m, i, i + 1.0, i + 2.0, 10.0**-i] for i, m in enumerate(measures)])
-    return grades._figure("resid_post", rows, table, 0.95)
+    return grades._draw_measure_ranks("resid_post", rows, table, 0.95)
 
 
 def changes(tasks: list[str], kinds: list[str]) -> Any:
     keys = ("task", "variant", "change", "standard error of rows")
     rows = [[task, kind, 0.01 * i - 0.02, 0.01] for task in tasks for i, kind in enumerate(["full", *kinds])]
-    return variants._changes(Table(columns=list(keys), rows=rows), "accuracy", "full")
+    return variants._draw_changes(Table(columns=list(keys), rows=rows), "accuracy", "full")
 
 
 def learned(models: list[str]) -> Any:
@@ -407,7 +409,7 @@ def changed_blocks(models, depth):
         rounded=[],
         restored=[None] * depth,
     )
-    return tuned._blocks([tuned.make_block_curve(model, of) for model in models])
+    return tuned._draw_block_changes([tuned.make_block_curve(model, of) for model in models])
 
 
 TOPICS: dict[str, Callable[[], Any]] = {

@@ -6,7 +6,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.settings import Hardware
-from repsim_cli.engine.cost import pairs_cost
+from repsim_cli.engine.cost import estimate_pairs_cost
 from repsim_cli.measures import gromov, gromov_clouds, transport
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.gromov_spaces import prepare_space
@@ -70,10 +70,10 @@ def test_the_value_is_the_objective_of_its_coupling_and_never_above_its_starts(s
     left, right = (prepare_space(side, cost_scale="max").distances for side in (x, y))
     ordered = (left, right) if gromov.order_pair(a, b)[0] is a else (right, left)
     assert sorted(found.matched) == list(range(500))
-    assert found.value == pytest.approx(gromov.gromov_objective(*ordered, found.coupling), rel=1e-5)
+    assert found.value == pytest.approx(gromov.compute_gromov_objective(*ordered, found.coupling), rel=1e-5)
     if start != "pot":
         assert found.value <= np.mean((left - right) ** 2) * (1 + 1e-6)
-    solved = gromov.gromov_solved(a, b, start=start, restarts=1, seed=0, bounds=True)
+    solved = gromov.solve_gromov_pair(a, b, start=start, restarts=1, seed=0, bounds=True)
     assert solved.value == found.value
     third = gromov.lower_bounds(*(prepare_space(side, cost_scale="max", bounds=True) for side in (x, y)))[1]
     assert 0 < solved.details[-1] <= third * (1 + 1e-5)
@@ -108,7 +108,7 @@ def test_plans_know_what_is_not_held():
     measure, hardware = measures.get("gromov_wasserstein"), Hardware(threads=1)
     assert measure.slow.side(10_000) == 10_000
     assert measure.slow.side(10_001) == gromov_clouds.BLOCKS
-    seconds = [pairs_cost([measure], [64, 64], 1, n, hardware).seconds for n in (20_000, 200_000)]
+    seconds = [estimate_pairs_cost([measure], [64, 64], 1, n, hardware).seconds for n in (20_000, 200_000)]
     assert seconds[1] < 100 * seconds[0]  # a cube would be 1000
     assert not measure.slow.audit.takes(measures.get("gromov_wasserstein", held_rows=HELD).prepare(sides(301)[0]))
 
@@ -123,4 +123,4 @@ def test_other_transport_starts_from_what_gromov_wasserstein_finds(n):
     rows = gromov.find_best_gromov(*gromov.order_pair(a, b), start="best", restarts=0, seed=0).coupling
     a, b = gromov.order_pair(a, b)
     features = transport.plan(-2 * a.rows.T @ rows @ b.rows)
-    assert measures.get("coot")(x, y) <= transport.coot_objective(a.rows, b.rows, rows, features) * (1 + 1e-12)
+    assert measures.get("coot")(x, y) <= transport.compute_coot_objective(a.rows, b.rows, rows, features) * (1 + 1e-12)

@@ -13,7 +13,7 @@ from repsim_cli import measures
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.estimates import check_estimate
-from repsim_cli.engine.moments import _covariances, moment_pairs, plan_passes
+from repsim_cli.engine.moments import _compute_covariances, compute_pairs_from_moments, plan_passes
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures.base import MeasureWarning
 
@@ -39,7 +39,7 @@ def streamed(xs, size=128):
 
 def found_by(names, xs, room, **settings):
     bound = {name: measures.get(name) for name in names}
-    return moment_pairs(bound, streamed(xs, **settings), names="abcd", widths=WIDTHS, room=room)
+    return compute_pairs_from_moments(bound, streamed(xs, **settings), names="abcd", widths=WIDTHS, room=room)
 
 
 @pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
@@ -92,7 +92,7 @@ def test_products_of_float32_where_they_are_exact_enough():
         np.testing.assert_allclose(both[name].values, values, atol=1e-10, err_msg=name)
         assert (found[name].values != both[name].values).any()
     np.testing.assert_allclose(found["cka"].values.diagonal(), 1, atol=1e-12)
-    single, double = (_covariances(streamed(xs)(range(4)), range(4), cells, kind)[0] for kind in (True, False))
+    single, double = (_compute_covariances(streamed(xs)(range(4)), range(4), cells, kind)[0] for kind in (True, False))
     for a, b in cells:
         sizes = [double[c, c].diagonal().sqrt() for c in (a, b)]
         assert ((single[a, b] - double[a, b]).abs() <= 1e-5 * sizes[0][:, None] * sizes[1]).all()
@@ -119,7 +119,7 @@ def test_as_few_passes_as_memory_allows():
         return streamed(xs)(chosen)
 
     bound = {"cka": measures.get("cka")}
-    moment_pairs(bound, counted, names="abcd", widths=WIDTHS, room=5600.0)
+    compute_pairs_from_moments(bound, counted, names="abcd", widths=WIDTHS, room=5600.0)
     assert asked == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 

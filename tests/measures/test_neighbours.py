@@ -14,7 +14,7 @@ from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.centring import centre
-from repsim_cli.measures.spectrum import nearest_rows
+from repsim_cli.measures.spectrum import find_k_nearest_rows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [
@@ -45,7 +45,7 @@ def test_the_order_of_near_ties_is_that_of_float64():
     table, exact = (nearest.find_neighbours(side, k=5) for side in (x, x.double()))
     assert torch.equal(table.lists, exact.lists)
     torch.testing.assert_close(table.similarities.double(), exact.similarities, atol=1e-6, rtol=0)
-    units = nearest.unit_rows(x).float()
+    units = nearest.normalise_centred_rows(x).float()
     alone = (units @ units.T).fill_diagonal_(-2).topk(5, dim=1).indices.T
     assert (alone != exact.lists).double().mean() > 0.2
 
@@ -56,14 +56,14 @@ def test_massive_features_leave_the_order_of_neighbours(massive):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(80, 30, generator=generator, dtype=torch.float64)
     x[:, 3] += massive * torch.where(torch.rand(80, generator=generator) > 0.2, 0.25, -1.0)
-    units = nearest.unit_rows(x).numpy().astype(np.longdouble)
+    units = nearest.normalise_centred_rows(x).numpy().astype(np.longdouble)
     squares = ((units[:, None] - units[None]) ** 2).sum(2)
     np.fill_diagonal(squares, np.inf)
     expected = squares.argsort(1)[:, :5].T
     assert nearest.find_neighbours(x, k=5).lists.tolist() == expected.tolist()
     x, _ = centre(x)
     squares = ((x[:, None] - x[None]) ** 2).sum(2).fill_diagonal_(torch.inf)
-    assert nearest_rows(x, 5).tolist() == squares.argsort(1)[:, :5].tolist()
+    assert find_k_nearest_rows(x, 5).tolist() == squares.argsort(1)[:, :5].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -79,7 +79,7 @@ def test_equal_rows_come_in_index_order(dtype):
 
 def test_one_table_serves_all(monkeypatch):
     made = []
-    monkeypatch.setitem(nearest.UNITS, "centred", lambda x, f=nearest.unit_rows: made.append(1) or f(x))
+    monkeypatch.setitem(nearest.UNITS, "centred", lambda x, f=nearest.normalise_centred_rows: made.append(1) or f(x))
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     compute_all_pairs({name: measures.get(name) for name in NAMES}, layers)
     assert len(made) == 3

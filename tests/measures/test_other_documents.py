@@ -13,7 +13,7 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine import chance
 from repsim_cli.engine.expected import index_row_places
-from repsim_cli.engine.pairs import compute_all_pairs, hsic_products
+from repsim_cli.engine.pairs import compute_all_pairs, compute_unnormalised_hsic
 from repsim_cli.engine.permuted import permute_pairs
 from repsim_cli.measures.base import MeasureWarning, restrict_to_other_documents
 
@@ -114,7 +114,7 @@ def test_sums_of_hsic_are_those_of_a_row_per_document_where_there_is_one():
     documents, xs = sides(ALONE)
     given = {"measures": {"m": measures.get("cka_unbiased")}, "representations": [*map(torch.from_numpy, xs)]}
     plain, apart = (
-        hsic_products(**given, names="ab", tile=4, documents=these)["m"]
+        compute_unnormalised_hsic(**given, names="ab", tile=4, documents=these)["m"]
         for these in (None, torch.from_numpy(documents))
     )
     assert torch.allclose(plain, apart, rtol=1e-10)

@@ -6,7 +6,7 @@ import torch
 from helpers.streamed import STREAMED
 
 from repsim_cli import measures
-from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.moments import compute_pairs_from_moments
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import rank
 from repsim_cli.measures.base import MeasureWarning
@@ -89,7 +89,7 @@ def test_moments_are_full_after_a_layer_norm(room):
     for name, single in compute_all_pairs(bound, xs).items():
         np.testing.assert_allclose(single, exact[name], atol=1e-6, err_msg=name)
     parts = lambda chosen: ([xs[a][i : i + 128] for a in chosen] for i in range(0, len(xs[0]), 128))  # noqa: E731
-    found, notices = moment_pairs(bound, parts, names="abc", widths=WIDTHS, room=room)
+    found, notices = compute_pairs_from_moments(bound, parts, names="abc", widths=WIDTHS, room=room)
     for name in STREAMED:
         np.testing.assert_allclose(found[name].values, exact[name], atol=1e-9, err_msg=name)
     assert notices == [
@@ -116,7 +116,7 @@ def test_float64_keeps_what_float32_cannot_tell():
     assert thin_svd(x).u.shape[1] == make_projector_features(x).values.shape[1] == 4
     assert thin_svd(x.float()).u.shape[1] == make_projector_features(x.float()).values.shape[1] == 3
     for given, expected in ((x, ["a", "b"]), (x.float(), [])):
-        notices = moment_pairs(
+        notices = compute_pairs_from_moments(
             {"mean_cca": measures.get("mean_cca")},
             lambda _, rows=given: [[rows, rows]],
             names="ab",

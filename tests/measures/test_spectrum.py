@@ -43,6 +43,6 @@ def test_the_same_signs_for_all():
 def test_equal_rows_tie_by_index():
     x = draw(6).repeat(8, 1)
     with pytest.warns(MeasureWarning, match="48 of 48 rows have several equally near rows for the last of 5 places"):
-        near = spectrum.nearest_rows(x, 5)
+        near = spectrum.find_k_nearest_rows(x, 5)
     assert near[0].tolist() == [6, 12, 18, 24, 30]
     assert near[13].tolist() == [1, 7, 19, 25, 31]

@@ -15,7 +15,7 @@ from repsim_cli.measures import statistics
 GOLDEN = Path(__file__).parents[1] / "golden"
 OF_ONE = {
     "participation_ratio": statistics.participation_ratio,
-    "effective_rank": statistics.representation_rank,
+    "effective_rank": statistics.compute_centred_rank,
     "proportional_effective_rank": statistics.proportional_effective_rank,
 }
 ENTRIES = [e for e in json.loads((GOLDEN / "values.json").read_text()) if e["measure"] in OF_ONE]

@@ -46,8 +46,8 @@ def test_objective_at_a_coupling(entry):
     samples = np.eye(n) / n if "identity" in entry["settings"]["evaluate_at"] else np.full((n, n), 1 / n**2)
     features = np.full(widths, 1 / np.prod(widths))
     found = {
-        "gromov_wasserstein": lambda: gromov_descents.gromov_objective(a.distances, b.distances, samples),
-        "coot": lambda: transport.coot_objective(a.rows, b.rows, samples, features),
+        "gromov_wasserstein": lambda: gromov_descents.compute_gromov_objective(a.distances, b.distances, samples),
+        "coot": lambda: transport.compute_coot_objective(a.rows, b.rows, samples, features),
         "augmented_gromov_wasserstein": lambda: transport.add_objectives(
             a, b, samples, features, entry["settings"]["alpha"]
         ),
@@ -64,7 +64,7 @@ def test_best_of_the_published_starts(entry):
     starts = [identity, uniform, *((identity[order] + uniform) / 2 for order in case["perm"])]
     if entry["measure"] == "gromov_wasserstein":
         found = [
-            gromov_descents.gromov_objective(
+            gromov_descents.compute_gromov_objective(
                 a.distances, b.distances, gromov_descents.descend(start, a.distances, b.distances).coupling
             )
             for start in starts
@@ -244,7 +244,7 @@ def test_steps_with_a_diagonal_lower_a_local_minimum():
     a, b = left.distances, right.distances
     end = gromov_descents.descend(assignment.make_coupling(np.arange(120)), a, b)
     start = gromov_descents.Trial(
-        "identity", end.coupling.argmax(1), gromov_descents.gromov_objective(a, b, end.coupling)
+        "identity", end.coupling.argmax(1), gromov_descents.compute_gromov_objective(a, b, end.coupling)
     )
     assert gromov_descents.lower_further(start, a, b, {0.0: 1e-6})[0].value == start.value
     lower, steps = gromov_descents.lower_further(start, a, b, gromov_descents.FEW)
@@ -257,7 +257,7 @@ def test_a_change_of_the_diagonal_changes_the_gradient():
     """Descents with one diagonal after the other end where they do if the second computes its gradient anew."""
     a, b = (gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean").distances for x in large(0, n=100))
     start = gromov_descents.Trial(
-        "identity", np.arange(100), gromov_descents.assignment_objective(a, b, np.arange(100))
+        "identity", np.arange(100), gromov_descents.compute_assignment_objective(a, b, np.arange(100))
     )
     between, first = gromov_descents.lower_further(start, a, b, {0.1: 1e-12})
     end, second = gromov_descents.lower_further(between, a, b, {0.8: 1e-12})
@@ -300,7 +300,7 @@ def test_blocks_are_of_close_rows():
         pairs.append(sorted(np.unravel_index(free.argmin(), free.shape)))
         free[pairs[-1]] = np.inf
         free[:, pairs[-1]] = np.inf
-    assert sorted(map(tuple, gromov_spaces.closest_pairs(distances))) == sorted(map(tuple, pairs))
+    assert sorted(map(tuple, gromov_spaces.pair_closest_rows(distances))) == sorted(map(tuple, pairs))
     order = torch.from_numpy(np.random.default_rng(0).permutation(251))
     for each in (state, gromov_spaces.permute(state, order)):
         scaled = each.distances / each.distances.mean()
@@ -379,7 +379,7 @@ def test_no_bound_is_above_the_value():
     """Rows moved by less than float32 resolves."""
     x = torch.from_numpy(large(0)[0])
     sides = [gromov_spaces.prepare_space(side, cost_scale="mean", bounds=True) for side in (x, x + 1e-8 * x.flip(0))]
-    solved = gromov.gromov_solved(*sides, start="best", restarts=0, seed=0, bounds=True)
+    solved = gromov.solve_gromov_pair(*sides, start="best", restarts=0, seed=0, bounds=True)
     assert 0 < solved.value < 1e-14
     assert max(solved.details[-2:]) <= solved.value
 
@@ -410,7 +410,9 @@ def test_a_step_that_is_not_whole():
         gradient = -4 * a @ coupling @ b
         gaps.append(np.sum(gradient * (coupling - assignment.find_cheapest_coupling(gradient))))
     assert 0 <= gaps[1] < 0.01 * gaps[0]
-    assert gromov_descents.gromov_objective(a, b, end.coupling) < gromov_descents.gromov_objective(a, b, start)
+    assert gromov_descents.compute_gromov_objective(a, b, end.coupling) < gromov_descents.compute_gromov_objective(
+        a, b, start
+    )
 
 
 def costs(kind, n):
@@ -543,7 +545,7 @@ def test_the_coupling_of_few_rows_is_of_the_rows_as_given():
     rows = np.random.default_rng(0).permutation(40)
     mass = measures.get("gromov_wasserstein").align(x, y).mass
     a, b = (gromov_spaces.prepare_space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
-    assert gromov_descents.gromov_objective(a, b, mass.numpy()) == pytest.approx(
+    assert gromov_descents.compute_gromov_objective(a, b, mass.numpy()) == pytest.approx(
         measures.get("gromov_wasserstein")(x, y), rel=1e-9
     )
     neighbour = measures.get("gromov_wasserstein").align(x[rows], 3 * x).mass

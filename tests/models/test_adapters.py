@@ -222,6 +222,6 @@ def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path, mo
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
     torch.testing.assert_close(logits_and_stream(source, ids)[0], expected, rtol=1e-4, atol=1e-3)
-    monkeypatch.setattr("repsim_cli.models.transformers.hub_files", lambda *_: folder)
+    monkeypatch.setattr("repsim_cli.models.transformers.fetch_hub_files", lambda *_: folder)
     online = transformers(path=path, adapter="somebody/lora")
     assert (len(online.tokenizer()), online.skeleton.config.vocab_size) == (len(tokenizer), len(tokenizer))

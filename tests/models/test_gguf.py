@@ -182,7 +182,7 @@ def test_scaled_rotary_frequencies_are_warned_about(tiny, gpt_tokenizer, tmp_pat
 
 
 def test_the_reader_gives_what_the_package_gives(file):
-    reader = files._reader()
+    reader = files._make_fast_reader()
     (original,) = reader.__bases__
     ours, theirs = reader(file), original(file)
     assert list(ours.fields) == [name for name in theirs.fields if name not in files.UNREAD]
@@ -197,7 +197,7 @@ def test_the_reader_gives_what_the_package_gives(file):
 
 
 def test_rows_are_dequantized_as_the_package_does(monkeypatch):
-    files._reader()
+    files._make_fast_reader()
     rng = np.random.default_rng(0)
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1):
         coded = gguf.quants.quantize(rng.normal(size=(2, 75, 64)).astype(np.float32), kind)
@@ -220,7 +220,7 @@ def test_merges_are_those_that_transformers_derives():
 
 def test_a_file_is_read_once_until_it_changes(file, monkeypatch):
     reads = []
-    reader = files._reader()
+    reader = files._make_fast_reader()
     monkeypatch.setattr(gguf, "GGUFReader", lambda path: reads.append(str(path)) or reader(path))
     first = transformers(path=str(file))
     tokens = first.tokenizer()

@@ -12,7 +12,7 @@ import torch
 from helpers.tiny import TINY
 
 from repsim_cli.activations.readings import choose_loading
-from repsim_cli.activations.stored import activations_key
+from repsim_cli.activations.stored import make_activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
@@ -98,7 +98,7 @@ def test_the_key_of_activations_holds_dtype_rounding_and_adapter(tiny_folder, tm
     entries = [{}, {"quantize": Quantize(bits=8)}, {"quantize": Quantize(bits=4)}, {"adapter": str(tmp_path)}]
     entries.append({"quantize": Quantize(bits=8), "adapter": str(tmp_path)})
     keys = [
-        activations_key(transformers(path=path, **entry).identity(), sequences, extract, [], dtype)
+        make_activations_key(transformers(path=path, **entry).identity(), sequences, extract, [], dtype)
         for entry in entries
         for dtype in ("float32", "bfloat16")
     ]

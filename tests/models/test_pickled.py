@@ -13,7 +13,7 @@ from helpers.nights import nightly
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import models
-from repsim_cli.models.checkpoints import weight_files
+from repsim_cli.models.checkpoints import find_weight_files
 from repsim_cli.models.pickled import convert
 
 
@@ -52,8 +52,10 @@ def test_several_files(pickled, tmp_path):
         torch.save({key: state[key] for key in keys if names[key] == name}, folder / name)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
     target = convert(str(folder), tmp_path / "new")
-    assert [file.name for file in weight_files(target)] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    made = {key: value for file in weight_files(target) for key, value in safetensors.torch.load_file(file).items()}
+    assert [file.name for file in find_weight_files(target)] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    made = {
+        key: value for file in find_weight_files(target) for key, value in safetensors.torch.load_file(file).items()
+    }
     assert all(torch.equal(made[key], state[key]) for key in state)
 
 

@@ -13,7 +13,7 @@ from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading, make_input_template
 from repsim_cli.models.quantized import read_weight_bits
 from repsim_cli.models.rounding import Quantize
-from repsim_cli.models.sizes import weight_bytes
+from repsim_cli.models.sizes import count_weight_bytes
 
 transformers = registry.models.get("transformers").function
 WAYS = [("torchao", 8, 0.02), ("bitsandbytes", 8, 0.03), ("bitsandbytes", 4, 0.25)]
@@ -53,7 +53,7 @@ def test_activations_are_close_to_those_of_the_file(folder, method, bits, error,
     assert source.identity()["weights_hash"] != plain.identity()["weights_hash"]
     linear = 3 * (2 * 128**2 + 2 * 128 * 64 + 3 * 128 * 256)
     saved = linear * (torch.float32.itemsize - bits / 8)
-    assert weight_bytes(source, "float32") == weight_bytes(plain, "float32") - saved
+    assert count_weight_bytes(source, "float32") == count_weight_bytes(plain, "float32") - saved
 
 
 @pytest.mark.filterwarnings("default")

@@ -15,7 +15,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading, make_input_template
-from repsim_cli.models.sizes import check_spread, describe_placement, find_spread, resident_bytes
+from repsim_cli.models.sizes import check_spread, count_resident_bytes, describe_placement, find_spread
 
 transformers = registry.models.get("transformers").function
 POINTS = ["embed", "resid_pre", "resid_post", "mlp_out", "q", "final_norm"]
@@ -84,8 +84,8 @@ def test_where_shards_go(folder):
     gpus = Hardware(shard="auto", max_memory_gb={"cuda0": 3.0, "cuda12": 0.5})
     assert find_spread(gpus) == {"cpu": 0, 0: 3_000_000_000, 12: 500_000_000}
     assert find_spread(Hardware(shard="auto", memory_gb=8.0))["cpu"] == 4_000_000_000
-    assert resident_bytes([source], hardware) == 2e6 < size
-    assert resident_bytes([source], Hardware(shard="auto")) == size
+    assert count_resident_bytes([source], hardware) == 2e6 < size
+    assert count_resident_bytes([source], Hardware(shard="auto")) == size
     assert describe_placement(source, Hardware()) == ""
     parts = dict(reversed(part.split(" GB on ")) for part in describe_placement(source, hardware).split(", "))
     assert list(parts) == ["cpu", "disk"]

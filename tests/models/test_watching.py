@@ -7,7 +7,7 @@ import torch
 from helpers.tiny_configs import tiny_config
 
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import count_heads, expand, head_width
+from repsim_cli.activations.hook_points import count_heads, expand, find_head_width
 from repsim_cli.activations.readings import find_point_width
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
@@ -116,7 +116,7 @@ def test_fused_attention_gives_the_same(name):
         found = fast[str(point)]
         torch.testing.assert_close(found, plain[str(point)], atol=1e-5, rtol=1e-5)
         assert found.shape == (2, 7, find_point_width(point, source))
-        assert find_point_width(point, source) == count_heads(point, source) * head_width(point, source)
+        assert find_point_width(point, source) == count_heads(point, source) * find_head_width(point, source)
 
 
 def test_blocks_that_lack_a_point():

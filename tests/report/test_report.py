@@ -1189,7 +1189,7 @@ def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
     """Of two runs one changes: the other is taken from the page that stands there, with the same content."""
     first = inside(report.save_overview(two_runs).read_text())
     read = []
-    monkeypatch.setattr(overview, "_config", lambda folder: read.append(folder.name) or {})
+    monkeypatch.setattr(overview, "_read_config_or_nothing", lambda folder: read.append(folder.name) or {})
     assert inside(report.save_overview(two_runs).read_text()) == first
     assert read == []
     with results.amend(two_runs / "2026" / "one") as run:

@@ -279,7 +279,7 @@ def test_the_least_recently_used_goes_first():
     with cache.use("work", ["old"]):
         pass  # used now
     assert cache.trim(2500) == (1, pytest.approx(2000, abs=400))
-    assert sorted(f.name for f in cache._sizes()) == ["newest", "old"]
+    assert sorted(f.name for f in cache._measure_entry_sizes()) == ["newest", "old"]
 
 
 def test_what_a_process_reads_is_never_removed():

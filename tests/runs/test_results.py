@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import colour_range
+from repsim_cli.figures.heatmap import choose_colour_range
 from repsim_cli.findings.analyse import draw, read_drawing
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side
@@ -208,9 +208,9 @@ def test_figures_of_many_layers_and_odd_names(tmp_path):
 
 def test_the_colour_range_comes_from_the_card():
     values = np.array([[-0.02, 0.4], [0.5, 1.0]])
-    assert colour_range(values, {"bounds": [None, 1.0]}, "values") == (-0.02, 1.0)
-    assert colour_range(values, {"bounds": [0.0, 2.0]}, "values") == (0.0, 2.0)
-    assert colour_range(values, {"bounds": [0.0, None]}, "se") == (0.0, 1.0)
+    assert choose_colour_range(values, {"bounds": [None, 1.0]}, "values") == (-0.02, 1.0)
+    assert choose_colour_range(values, {"bounds": [0.0, 2.0]}, "values") == (0.0, 2.0)
+    assert choose_colour_range(values, {"bounds": [0.0, None]}, "se") == (0.0, 1.0)
 
 
 def test_results_are_json_that_any_reader_takes(tmp_path):

@@ -128,7 +128,7 @@ def test_a_terminal_shows_shades(tmp_path, always):
     shown = []
     for card in (CARD, distance):
         writer(tmp_path, card)("cka", lambda: values, 0)
-        shown.append(follow.terminal_maps(so_far.read(tmp_path), os.terminal_size((80, 24))))
+        shown.append(follow.draw_terminal_maps(so_far.read(tmp_path), os.terminal_size((80, 24))))
     assert shown[0] == [
         "cka: 5 of 9 cells, mean 0.600, lowest 0.000, highest 1.000",
         "a ██▒▒··",
@@ -138,9 +138,9 @@ def test_a_terminal_shows_shades(tmp_path, always):
     ]
     assert shown[1][1:4] == ["a   ▒▒··", "  ▒▒  ··", "b ····██"]
     writer(tmp_path)("cka", lambda: values, 0)
-    small = follow.terminal_maps(so_far.read(tmp_path), os.terminal_size((24, 6)))
+    small = follow.draw_terminal_maps(so_far.read(tmp_path), os.terminal_size((24, 6)))
     assert small == ["cka: 5 of 9 cells, mean", "a ██··", "b ··  ", "cka: █ close, · not kno"]
-    assert follow.terminal_maps([], os.terminal_size((80, 24))) == []
+    assert follow.draw_terminal_maps([], os.terminal_size((80, 24))) == []
 
 
 def test_a_terminal_draws_in_place(capsys):

@@ -23,10 +23,10 @@ from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import make_curve
 from repsim_cli.engine.estimates import compute_from_sums, estimate_all_pairs
 from repsim_cli.engine.expected import index_row_places
-from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
-from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.grams import BatchShape, make_kernel_lister, pack_batches
+from repsim_cli.engine.moments import compute_pairs_from_moments
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.without_value import Lacking, NoValue, measures_with_values
+from repsim_cli.engine.without_value import Lacking, NoValue, select_measures_with_values
 from repsim_cli.figures.heatmap import draw_heatmap, note_lacking
 from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.analysis import Finished
@@ -35,7 +35,7 @@ from repsim_cli.measures.base import Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report import export
-from repsim_cli.report.record import block_means, record
+from repsim_cli.report.record import average_blocks, record
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import WITHOUT_VALUE, to_json
 from repsim_cli.studies.training_run.study_training_view import _average_to_others
@@ -108,7 +108,7 @@ def test_sums_without_variance_have_no_value():
 
 
 def test_second_moments_leave_them_out_too():
-    made, _ = moment_pairs(
+    made, _ = compute_pairs_from_moments(
         bound(INNER, "pwcca"), lambda chosen: [[rows()[a] for a in chosen]], names=NAMES, widths=[4, 4, 4], room=1e9
     )
     for matrix in made.values():
@@ -352,8 +352,8 @@ def test_hatches_and_means_over_blocks():
     crossed = np.isnan(values)
     _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}", crossed=crossed)
     assert not axes.patch.get_hatch()
-    assert block_means(values, 2).tolist() == [[pytest.approx(2 / 3)]]
-    assert np.isnan(block_means(np.full((1, 1), np.nan), 1)).all()
+    assert average_blocks(values, 2).tolist() == [[pytest.approx(2 / 3)]]
+    assert np.isnan(average_blocks(np.full((1, 1), np.nan), 1)).all()
 
 
 def test_permutations_without_a_value_are_not_computed_again():
@@ -387,9 +387,9 @@ def test_permutations_without_a_value_are_not_computed_again():
 
 def test_remedies_that_leave_no_value_are_left_out(compared):
     with pytest.raises(NoValue):
-        measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
+        select_measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
     with pytest.raises(RunFailed, match=r"got x \(a; b; c and 1 more reasons\)"):
-        measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
+        select_measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
 
 
 def test_layers_whose_rows_do_not_fit_together():
@@ -404,7 +404,7 @@ def test_layers_whose_rows_do_not_fit_together():
         tmp = Path(name)
         stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
         batches = pack_batches(
-            keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, BatchShape(1, 24, 512), names=NAMES
+            keep, make_kernel_lister(bound(INNER)), [[0, 1], [2]], stream, BatchShape(1, 24, 512), names=NAMES
         )
         made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
     assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
@@ -414,7 +414,7 @@ def test_second_moments_of_a_layer_that_is_constant_but_for_rounding():
     x = rows()
     x[1] = x[1] + 1e-12 * x[0]
     of = {"names": NAMES, "widths": [4, 4, 4], "room": 1e9}
-    made, _ = moment_pairs(bound("mean_cca"), lambda chosen: [[x[a] for a in chosen]], **of)
+    made, _ = compute_pairs_from_moments(bound("mean_cca"), lambda chosen: [[x[a] for a in chosen]], **of)
     assert (
         made["mean_cca"]
         .undefined[1, 1]

@@ -17,7 +17,7 @@ from repsim_cli.activations.rows import Forward
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.cli.anatomy import hook_points
+from repsim_cli.cli.anatomy import list_hook_points
 from repsim_cli.runs import reader
 from repsim_cli.training.resnet_model import ResNetShape, freeze_model, load, make_fresh_resnet, resnet9, save
 
@@ -170,7 +170,7 @@ def test_saved_and_loaded_are_equal(model, folder, tmp_path):
 
 def test_what_it_has_and_lacks():
     source = resnet9(shape=SHAPE)
-    has, lacks = hook_points(source, None, source.architecture)
+    has, lacks = list_hook_points(source, None, source.architecture)
     assert has[0] == "conv (blocks 0, 1, 2, 3, 4, 5, 6, 7)"
     assert has[3:] == ["pool (blocks 4, 7)", "linear (blocks 8)"]
     assert not lacks

@@ -14,13 +14,13 @@ from repsim_cli.training.sparse import (
     compute_achieved,
     compute_head_similarities,
     compute_penalty_weights,
+    compute_removal_progress,
     count_units_to_remove,
     find_dominating,
     find_prunable_blocks,
-    heads_in_order,
     measure_connectivity,
-    neurons_in_order,
-    progress_at,
+    order_heads,
+    order_neurons,
     shrink_heads,
     shrink_neurons,
 )
@@ -85,7 +85,7 @@ def test_what_is_removed_grows_with_the_target_and_during_the_training():
     heads = [count_units_to_remove(block, target)[0] for target in torch.linspace(0, 0.99, 40).tolist()]
     assert heads == sorted(heads)
     assert count_units_to_remove(block, 0.0) == (0, 0)
-    grown = [progress_at(step, 10) for step in range(13)]
+    grown = [compute_removal_progress(step, 10) for step in range(13)]
     assert grown == sorted(grown)
     assert grown[0] == 0
     assert grown[5] == pytest.approx(0.875)
@@ -120,8 +120,8 @@ def test_a_group_that_is_already_zero_goes_first_and_the_function_stays():
     ids = torch.arange(5, 15)[None]
     with torch.no_grad():
         before = model(ids).logits
-    assert sorted(heads_in_order(block.heads, 0.5)[:2].tolist()) == [1, 4]
-    assert sorted(neurons_in_order(block.neurons)[:32].tolist()) == list(range(1, 96, 3))
+    assert sorted(order_heads(block.heads, 0.5)[:2].tolist()) == [1, 4]
+    assert sorted(order_neurons(block.neurons)[:32].tolist()) == list(range(1, 96, 3))
     training = SparseTraining(model.config, model.base_model, Sparsity(target=0.25, penalty=0.0), 10)
     training.blocks = training.blocks[:1]
     assert count_units_to_remove(block, 0.25)[0] <= 2
@@ -160,7 +160,7 @@ def test_connected_neurons_are_penalised_less():
     expected = [[3 - 1 / 3, -3 + 1 / 3], [-3.0, 0.0], [2.0, -1.0]]
     assert some.weights[0].flatten().tolist() == pytest.approx([x for row in expected for x in row])
     assert some.weights[1].flatten().tolist() == pytest.approx([3 - 1 / 3, 0.0, 0.0, 0.0, 2.0, 1.0])
-    assert neurons_in_order(some).tolist() == [1, 2, 0]
+    assert order_neurons(some).tolist() == [1, 2, 0]
 
 
 def test_removed_and_unconnected_neurons():
@@ -211,8 +211,8 @@ def test_heads_like_others_are_removed_first():
         part[1] = part[0] * 2
         part[2] *= 0.5
     heads = BlockUnits(parts, [])
-    assert heads_in_order(heads, 0.5).tolist() == [0, 2, 1]  # 0 is like 1, which is larger; 2 is the smallest
-    assert heads_in_order(heads, 1.0).tolist() == [2, 0, 1]
+    assert order_heads(heads, 0.5).tolist() == [0, 2, 1]  # 0 is like 1, which is larger; 2 is the smallest
+    assert order_heads(heads, 1.0).tolist() == [2, 0, 1]
 
 
 def test_a_training_resumes_with_what_was_removed():

@@ -59,14 +59,16 @@ def test_images_are_mirrored_and_shifted():
 
 def test_the_rate_rises_and_falls():
     recipe = replace(RECIPE, epochs=4, learning_rate=0.8, warm_up=0.25)
-    assert training._steps(45, recipe) == 2  # whole batches of 20
-    rates = [training._rate(step, 2, recipe) for step in range(8)]
+    assert training._count_epoch_steps(45, recipe) == 2  # whole batches of 20
+    rates = [training._compute_learning_rate(step, 2, recipe) for step in range(8)]
     np.testing.assert_allclose(rates, 0.8 * np.array([1, 3, 11 / 3, 3, 7 / 3, 5 / 3, 1, 1 / 3]) / 4)
-    batches = list(training._batches(some(45), replace(recipe, shift=0, flip=False), np.random.default_rng(0)))
+    batches = list(
+        training._draw_augmented_batches(some(45), replace(recipe, shift=0, flip=False), np.random.default_rng(0))
+    )
     assert [len(batch.codes) for batch in batches] == [20, 20]
     rows = torch.cat([batch.pixels for batch in batches]).flatten(1)
     assert len(rows.unique(dim=0)) == 40
-    (whole,) = training._batches(some(15), recipe, np.random.default_rng(0))
+    (whole,) = training._draw_augmented_batches(some(15), recipe, np.random.default_rng(0))
     assert len(whole.codes) == 15
 
 
@@ -99,7 +101,7 @@ def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
     for epoch in range(2):
         order = draw.permutation(50)
         for step in range(2):
-            optimiser.param_groups[0]["lr"] = training._rate(2 * epoch + step, 2, recipe)
+            optimiser.param_groups[0]["lr"] = training._compute_learning_rate(2 * epoch + step, 2, recipe)
             rows = torch.from_numpy(order[20 * step : 20 * step + 20])
             pixels = augment(seen.pixels[rows], recipe, draw)
             loss = torch.nn.functional.cross_entropy(plain(pixels), seen.codes[rows])
@@ -118,14 +120,14 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path, monkeypatch):
     again, same = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(loop, "SHARE", 0)
-    batches, done = training._batches, []
+    batches, done = training._draw_augmented_batches, []
 
     def counted(*given):
         for batch in batches(*given):
             done.append(1)
             yield batch
 
-    monkeypatch.setattr(training, "_batches", counted)
+    monkeypatch.setattr(training, "_draw_augmented_batches", counted)
 
     def killed(steps, **_):
         for step in steps:

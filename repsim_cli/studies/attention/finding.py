@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.heatmap import choose_card_colours, colour_range, draw_heatmap
+from repsim_cli.figures.heatmap import choose_card_colours, choose_colour_range, draw_heatmap
 from repsim_cli.findings.analysis import Job
 from repsim_cli.runs.content import Matrix, Measured, Results
 from repsim_cli.runs.reader import read_array
@@ -32,13 +32,13 @@ def figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator
     matrices = {x.about["measure"]: x for x in results.matrices.values() if x.rows.model == "heads"}
     if not matrices:
         raise BadInput(f"{folder}: it has no matrices of heads, got --heads; choose a run with e.g. attention_js")
-    sides = [_side(results.about["heads"], name) for name in (rows, columns)]
+    sides = [_select_heads(results.about["heads"], name) for name in (rows, columns)]
     for measure in (measure for measure in results.measures if measure.label in matrices):
         name = slug("heads", measure.label, rows, columns)
-        yield name, partial(_figure, folder, measure, matrices[measure.label], rows, columns, *sides)
+        yield name, partial(_draw_head_map, folder, measure, matrices[measure.label], rows, columns, *sides)
 
 
-def _side(models: list[dict[str, Any]], name: str) -> HeadSide:
+def _select_heads(models: list[dict[str, Any]], name: str) -> HeadSide:
     labels = [model["model"] for model in models]
     label, at, layer = (name, "", "") if name in labels else name.rpartition("@")
     if label not in labels:
@@ -58,7 +58,7 @@ def _side(models: list[dict[str, Any]], name: str) -> HeadSide:
     return HeadSide(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
 
 
-def _figure(
+def _draw_head_map(
     folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: HeadSide, column: HeadSide
 ) -> Any:
     card = measure.card
@@ -69,7 +69,7 @@ def _figure(
         column.names,
         title=f"{card['label']} of heads (dots: best matches)\n{measure.estimate['rows']:,} {measure.estimate['unit']}",
         bar_label=matrix.label,
-        limits=colour_range(values, card, "values"),
+        limits=choose_colour_range(values, card, "values"),
         colours=choose_card_colours(card, "values"),
         form="{:.2f}",
     )
@@ -81,12 +81,12 @@ def _figure(
     for start, end in zip(column.starts, [*column.starts[1:], len(column.names)], strict=True):
         best = start + np.argmax(values[:, start:end], 1)
         at = np.arange(len(values)) - 0.3
-        axes.scatter(best + 0.3, at, s=_dot(values.shape), c="white", edgecolors="black", linewidths=0.3)
+        axes.scatter(best + 0.3, at, s=_choose_dot_area(values.shape), c="white", edgecolors="black", linewidths=0.3)
     axes.set_ylabel(rows, parse_math=False)
     axes.set_xlabel(columns, parse_math=False)
     return figure
 
 
-def _dot(shape: tuple[int, ...]) -> float:
+def _choose_dot_area(shape: tuple[int, ...]) -> float:
     """Area of the mark of a best match, in square points: it fits into a cell of a small matrix, and of a large."""
     return float(np.clip(700 / max(shape), 2, 20))

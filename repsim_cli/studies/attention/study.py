@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Unpack
 
 from repsim_cli.activations.attention import (
     Special,
-    attention_readings,
     check_units,
     cut_sentence_windows,
-    head_places,
+    plan_attention_readings,
+    slice_heads_by_layer,
     stream_attention_maps,
     units,
 )
@@ -20,7 +20,7 @@ from repsim_cli.activations.batching import TokenTally, count_batch_places
 from repsim_cli.activations.cached import Identities, entries_of
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.stored import Recorder, Running, window_name
+from repsim_cli.activations.stored import Recorder, Running, name_window
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
@@ -30,7 +30,7 @@ from repsim_cli.engine.attention import estimate_attention
 from repsim_cli.engine.bounds import check_disk, check_memory, describe_models, suggest_memory_limit
 from repsim_cli.engine.cached import Content, open_matrices
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import Cost, describe_needs, estimate_products, forward_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_products
 from repsim_cli.engine.estimates import join
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.matrices import resume
@@ -40,7 +40,7 @@ from repsim_cli.engine.rows import free_memory, hash_models, load_model, prepare
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import Measure, OfAttention
-from repsim_cli.models.sizes import are_resident_together, resident_bytes
+from repsim_cli.models.sizes import are_resident_together, count_resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.runs import results
 from repsim_cli.runs.cache import make_cache_key
@@ -87,7 +87,7 @@ class Attention(Study):
             raise BadInput(
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
-        self.extraction = make_extraction(given, read=attention_readings)
+        self.extraction = make_extraction(given, read=plan_attention_readings)
         self.models, self.readings = self.extraction.live, self.extraction.readings
         self.extract, self.hardware = extract, given["hardware"]
         self.of_maps = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
@@ -101,7 +101,7 @@ class Attention(Study):
         check_memory(need, self.hardware, advice)
         check_disk(
             self.count_stored(),
-            results.outputs_root(),
+            results.find_outputs_root(),
             "REPSIM_OUTPUTS: the maps of models that run one after the other",
             "hardware.resident=all needs none, or lower extract.sequences",
         )
@@ -112,7 +112,7 @@ class Attention(Study):
         cells = count_batch_places(self.extract.length, self.hardware) * self.extract.length
         return {
             "Python and its libraries": 0.5e9,
-            "weights": max(resident_bytes(turn, self.hardware, together=True) for turn in self._turns()),
+            "weights": max(count_resident_bytes(turn, self.hardware, together=True) for turn in self._turns()),
             "maps": 4.0 * cells * (2 * max(heads.values()) + 2 * sum(heads.values())),
             "sums": 8.0 * 8 * sum(heads.values()) ** 2,
         }
@@ -147,7 +147,7 @@ class Attention(Study):
             "measures": list(self.measures),
             "special tokens": self.special,
             "sentences, at most": extract.sequences,
-            "forward passes": footprint.passes_of_all(self.extraction),
+            "forward passes": footprint.count_passes_of_models(self.extraction),
             **describe_needs(
                 self.costs(heads),
                 self.hardware,
@@ -162,7 +162,7 @@ class Attention(Study):
         sentences, length = self.extract.sequences, footprint.find_sequence_length(self.extraction)
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
-            "forward passes": forward_cost(self.models.values(), sentences, length, self.hardware),
+            "forward passes": estimate_forward_cost(self.models.values(), sentences, length, self.hardware),
             "similarity": estimate_products(each * self._cells() * heads**2 / 2, self.hardware),
         }
 
@@ -226,7 +226,7 @@ class Attention(Study):
             with run.stage(STAGE):
                 try:
                     matrices, _ = estimate_attention(
-                        measures, stream, head_places(self.readings), names=layers, state=state, save=save
+                        measures, stream, slice_heads_by_layer(self.readings), names=layers, state=state, save=save
                     )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
@@ -237,7 +237,7 @@ class Attention(Study):
         self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: TokenTally
     ) -> None:
         """Runs a model that is in memory no longer than that, and writes its maps into files."""
-        label, names = reading.label, {window_name(window) for window in cut_sentence_windows(sequences, self.hardware)}
+        label, names = reading.label, {name_window(window) for window in cut_sentence_windows(sequences, self.hardware)}
         if names <= set(recorder.entry.files):
             return
         with run.stage("models"):

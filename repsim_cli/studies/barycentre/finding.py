@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps, name_bands, start_at_zero
 from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -113,7 +113,7 @@ def _draw_depth_curve(curve: Curve, run: Finished) -> Any:
     figure = Figure(figsize=LINES)
     panel = figure.add_axes((0, 0, 1, 1))
     models = [name for name in curve.lines if name != CHANCE]
-    for model, style in zip(models, line_styles(len(models)), strict=True):
+    for model, style in zip(models, choose_line_styles(len(models)), strict=True):
         values = mark_gaps(curve.lines[model])
         if model in curve.errors:
             error = mark_gaps(curve.errors[model])
@@ -127,12 +127,12 @@ def _draw_depth_curve(curve: Curve, run: Finished) -> Any:
     panel.set_ylabel(str(curve.y), fontsize=8)
     panel.tick_params(labelsize=7)
     draw_light_grid(panel)
-    legend_beside(panel)
-    set_headline(figure, f"{list_models(models)}: distance from the shape that they share", _rows(run))
+    add_legend_beside(panel)
+    set_headline(figure, f"{list_models(models)}: distance from the shape that they share", _say_rows(run))
     return figure
 
 
-def _rows(run: Finished) -> str:
+def _say_rows(run: Finished) -> str:
     table = run.results.tables[OF_PLACES]
     return f"{table.column('rows')[0]:,} rows of {table.column('documents')[0]:,} documents"
 
@@ -141,7 +141,7 @@ def _map(shown: Sequence[str], run: Finished) -> Any:
     table = run.results.tables[MAP]
     depths = group_by_depth(table)
     models = list(dict.fromkeys(table.column("model")))
-    style_of = dict(zip(models, line_styles(len(models)), strict=True))
+    style_of = dict(zip(models, choose_line_styles(len(models)), strict=True))
     chance = {depth: np.mean([row["chance"] for row in rows])
               for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items()}  # fmt: skip
     reach = 1.15 * max(*chance.values(), *(np.hypot(row["first"], row["second"]) for x in depths.values() for row in x))
@@ -165,11 +165,11 @@ def _map(shown: Sequence[str], run: Finished) -> Any:
         panel.locator_params(nbins=5)
         panel.tick_params(labelsize=7)
         draw_light_grid(panel)
-    legend_beside(axes[-1])
+    add_legend_beside(axes[-1])
     set_headline(
         figure,
         f"{list_models(models)} about the shape that they share",
-        f"{_rows(run)}; each axis with its share of squared distances",
+        f"{_say_rows(run)}; each axis with its share of squared distances",
     )
     return figure
 

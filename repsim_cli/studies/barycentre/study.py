@@ -126,7 +126,7 @@ class Barycentre(StudyOfRows):
         wide = self._bound_width(self.most)
         turns = STEPS * len(self.readings) * len(self.places) * (4.0 * self.most * wide**2 + 60.0 * wide**3)
         return {
-            "forward passes": footprint.cost_of_passes(self.extraction),
+            "forward passes": footprint.estimate_passes_cost(self.extraction),
             "rotations": estimate_products(turns, self.hardware),
         }
 

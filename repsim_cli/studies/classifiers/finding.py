@@ -75,17 +75,17 @@ def summarise_columns(table: Table) -> Table:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """classifiers-all with the metrics of the table, classifiers-loss with the training"""
     table, curves = run.results.tables[TABLE], list(run.results.curves.values())
-    yield "classifiers-all", partial(_metrics, table)
-    yield "classifiers-loss", partial(_loss, curves, table)
+    yield "classifiers-all", partial(_draw_accuracies, table)
+    yield "classifiers-loss", partial(_draw_losses, curves, table)
 
 
-def _metrics(table: Table) -> Any:
+def _draw_accuracies(table: Table) -> Any:
     from matplotlib.figure import Figure
 
     names = [name for name in table.columns[1:] if name != "loss"]
     figure = Figure(figsize=PANEL)
     axes = figure.add_subplot()
-    inks, by = _shades(table)
+    inks, by = _choose_model_shades(table)
     for number, (row, colour) in enumerate(zip(table.rows, inks, strict=True)):
         aside = 0.36 * (number / max(len(table.rows) - 1, 1) - 0.5)
         heights = [row[table.columns.index(name)] for name in names]
@@ -101,12 +101,12 @@ def _metrics(table: Table) -> Any:
     return figure
 
 
-def _loss(curves: Sequence[Curve], table: Table) -> Any:
+def _draw_losses(curves: Sequence[Curve], table: Table) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=PANEL)
     axes = figure.add_subplot()
-    for curve, colour in zip(curves, _shades(table)[0], strict=True):
+    for curve, colour in zip(curves, _choose_model_shades(table)[0], strict=True):
         axes.plot(curve.at, mark_gaps(curve.lines["loss"]), color=colour, linewidth=1)
     axes.set_xlabel(str(curves[0].x))
     axes.set_ylabel(str(curves[0].y))
@@ -116,7 +116,7 @@ def _loss(curves: Sequence[Curve], table: Table) -> Any:
     return figure
 
 
-def _shades(table: Table) -> tuple[Any, str]:
+def _choose_model_shades(table: Table) -> tuple[Any, str]:
     """A colour per model, the brighter the more of HANS it gets right, and what that is called."""
     from matplotlib import colormaps
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.frame import COLOURS, MARKERS, cycle, legend_beside
+from repsim_cli.figures.frame import COLOURS, MARKERS, add_legend_beside, cycle
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -205,10 +205,10 @@ def tabulate(scores: VariantScores) -> Table:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """variants: what each changes, by task"""
     about = run.results.analyses["variants"]["options"]
-    yield "variants", partial(_changes, run.results.tables[TABLE], about["metric"], about["reference"])
+    yield "variants", partial(_draw_changes, run.results.tables[TABLE], about["metric"], about["reference"])
 
 
-def _changes(table: Table, metric: str, reference: str) -> Any:
+def _draw_changes(table: Table, metric: str, reference: str) -> Any:
     """A mark per variant in a group per task, with the error of the evaluation rows; of a single task, each variant by
     its name."""
     from matplotlib.figure import Figure
@@ -234,7 +234,7 @@ def _changes(table: Table, metric: str, reference: str) -> Any:
     axes.set_xlim(0, inches)
     if len(tasks) > 1:
         axes.set_xticks([(i + 0.5) * group for i in range(len(tasks))], tasks, parse_math=False)
-        legend_beside(axes)
+        add_legend_beside(axes)
     else:
         axes.set_xticks([(GROUP + pitch) / 2 + i * pitch for i in range(len(variants))], variants, parse_math=False)
         axes.set_xlabel(tasks[0], parse_math=False)

@@ -89,7 +89,7 @@ def take_alive_directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"])
     return {"decoder": dictionary.decoder[kept], "encoder": dictionary.encoder.T[kept]}
 
 
-def random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+def draw_random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """As many directions, drawn from normal distributions with the second moments of these."""
     made = torch.Generator().manual_seed(seed)
     drawn = {}
@@ -165,7 +165,7 @@ def cross_reconstruction(
     )
 
 
-def linear_maps(rows: Sequence[Tensor], held_out: Sequence[Tensor]) -> Float[np.ndarray, "models models"]:
+def score_linear_maps(rows: Sequence[Tensor], held_out: Sequence[Tensor]) -> Float[np.ndarray, "models models"]:
     """R^2 of the held-out rows of each model (column) from the best affine map of those of each model (row)."""
     centres = [x.double().mean(0) for x in rows]
     values = np.ones((len(rows), len(rows)))

@@ -98,7 +98,7 @@ def load(path: str | Path) -> Crosscoder:
 
     Raises BadInput for what holds none, or one that does more than a `Crosscoder` does.
     """
-    file = _file_of(expand_path(path))
+    file = _find_crosscoder_file(expand_path(path))
     with refuse(f"path: {file.name} cannot be read", path, "write it again"):
         tensors = {name: x.float() for name, x in safetensors.torch.load_file(file).items()}
     name = next((name for name in LAYOUTS if name in tensors), None)
@@ -120,10 +120,10 @@ def load(path: str | Path) -> Crosscoder:
     for key, (x, shape) in wanted.items():
         if tuple(x.shape) != shape:
             raise BadInput(f"path: {key} does not fit {name}, got {tuple(tensors[key].shape)}; write it again")
-    return Crosscoder(encoder.contiguous(), bias, decoder, parts[2], *_threshold(tensors, decoder))
+    return Crosscoder(encoder.contiguous(), bias, decoder, parts[2], *_read_threshold(tensors, decoder))
 
 
-def _file_of(place: Path) -> Path:
+def _find_crosscoder_file(place: Path) -> Path:
     if place.is_file():
         return place
     if not place.is_dir():
@@ -152,7 +152,7 @@ def _refuse(folder: Path) -> None:
                     )
 
 
-def _threshold(tensors: dict[str, Tensor], decoder: Float[Tensor, "s m d"]) -> tuple[float, Tensor | None]:
+def _read_threshold(tensors: dict[str, Tensor], decoder: Float[Tensor, "s m d"]) -> tuple[float, Tensor | None]:
     """Finds what a BatchTopK crosscoder of dictionary_learning was left with for single rows: a threshold of codes,
     times the decoder norms as its sparsity counted them."""
     if "threshold" not in tensors:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Fraction
-from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.heatmap import choose_colours, draw_heatmap
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import count_columns, list_models, make_panels, set_headline
@@ -147,7 +147,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         if len(of_pair) > 1:
             yield (
                 slug("feature-spaces", *pair),
-                partial(_spaces, run.results.tables[SPACES], of_pair),
+                partial(_draw_space_similarity, run.results.tables[SPACES], of_pair),
             )
     crosses = run.select_kind(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
@@ -182,7 +182,7 @@ def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[st
     for layer in names:
         last.plot([], [], color=colours[layer], label=layer)
     last.plot([], [], color="0.4", ls=":", label="random directions")
-    legend_beside(last)
+    add_legend_beside(last)
     set_headline(
         figure,
         f"{list_models(models)}: how many latents two dictionaries share",
@@ -191,7 +191,7 @@ def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[st
     return figure
 
 
-def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
+def _draw_space_similarity(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
     """RSA of the paired features of each layer of a model (rows) and of another (columns), crossed out where random
     pairings reach it too."""
     at = {name: table.columns.index(name) for name in ("rsa", "rsa p")}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -43,10 +43,13 @@ def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
             f"the crosscoder explains {explained:.2f} of its variance{within}, {shuffled:.2f} shuffled; {said}",
         ]
     every = kinds[ALL_SIDES]
-    yield [ALL_SIDES, f"{every['share']:.1%} of the latents have about the same norm on them" + _dead(every)]
+    yield [
+        ALL_SIDES,
+        f"{every['share']:.1%} of the latents have about the same norm on them" + _say_never_active(every),
+    ]
 
 
-def _dead(row: Any) -> str:
+def _say_never_active(row: Any) -> str:
     return "" if row["never active"] is None else f" ({row['never active']:.0%} of them never active)"
 
 
@@ -87,7 +90,7 @@ def _draw(curves: Sequence[Curve], run: Finished) -> Any:
 
     figure = Figure(figsize=(PANEL[0] * len(curves), PANEL[1]))
     axes = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
-    styles = line_styles(2)
+    styles = choose_line_styles(2)
     for panel, curve in zip(axes, curves, strict=True):
         below = np.zeros(BINS)
         for (name, counts), style in zip(curve.lines.items(), styles, strict=True):
@@ -98,7 +101,7 @@ def _draw(curves: Sequence[Curve], run: Finished) -> Any:
         panel.tick_params(labelsize=7)
         draw_light_grid(panel)
     axes[0].set_ylabel("latents", fontsize=8)
-    legend_beside(axes[-1])
+    add_legend_beside(axes[-1])
     sides = run.results.tables[OF_SIDES]
     explained = ", ".join(f"{row[3]:.2f} of {row[0]}" for row in sides.rows)
     set_headline(

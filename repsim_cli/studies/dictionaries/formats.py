@@ -109,9 +109,9 @@ def load(path: str | Path) -> Dictionary:
 
     Raises BadInput for what holds none, or one that does more than a `Dictionary` does.
     """
-    file, form = _file_of(expand_path(path))
+    file, form = _find_dictionary_file(expand_path(path))
     with refuse(f"path: {file.name} cannot be read", path, "write it again"):
-        given = _arrays(file) if file.suffix == ".npz" else safetensors.torch.load_file(file)
+        given = _load_npz_tensors(file) if file.suffix == ".npz" else safetensors.torch.load_file(file)
     tensors = {name: x.float() for name, x in given.items()}
     for name in GATED:
         if name in tensors:
@@ -119,10 +119,12 @@ def load(path: str | Path) -> Dictionary:
     for name, x in tensors.items():
         if not bool(x.isfinite().all()):
             raise BadInput(f"path: not finite, got {name} in {file.name}; write it again")
-    return _dictionary(tensors, form(_config(file.parent / CONFIG) if form in CONFIGURED else {}, tensors))
+    return _build_dictionary(
+        tensors, form(_read_dictionary_config(file.parent / CONFIG) if form in CONFIGURED else {}, tensors)
+    )
 
 
-def _file_of(place: Path) -> "tuple[Path, Callable[[Config, Tensors], Form]]":
+def _find_dictionary_file(place: Path) -> "tuple[Path, Callable[[Config, Tensors], Form]]":
     """Finds the file that holds the tensors, and what says how they are used."""
     if place.is_file():
         return place, FILES.get(place.name, _guess_form)
@@ -133,7 +135,7 @@ def _file_of(place: Path) -> "tuple[Path, Callable[[Config, Tensors], Form]]":
     raise BadInput(f"path: no dictionary in the folder, got '{place}'; name one with {', '.join(FILES)}{pickled}")
 
 
-def _dictionary(tensors: Tensors, form: Form) -> Dictionary:
+def _build_dictionary(tensors: Tensors, form: Form) -> Dictionary:
     made = {name: _find(tensors, others) for name, others in NAMES.items()}
     encoder, decoder = made.pop("W_enc"), made.pop("W_dec")
     if encoder is None or decoder is None or decoder.ndim != 2 or encoder.shape != decoder.T.shape:
@@ -153,14 +155,14 @@ def _dictionary(tensors: Tensors, form: Form) -> Dictionary:
     return Dictionary(encoder, vectors["b_enc"], decoder, vectors["b_dec"], vectors["threshold"], form.k, form.centred)
 
 
-def _arrays(file: Path) -> dict[str, Tensor]:
+def _load_npz_tensors(file: Path) -> dict[str, Tensor]:
     with zipfile.ZipFile(file):
         pass  # NumPy would take anything else for a pickle
     with np.load(file, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(np.asarray(arrays[name], dtype=np.float32)) for name in arrays.files}
 
 
-def _config(file: Path) -> Config:
+def _read_dictionary_config(file: Path) -> Config:
     if not file.is_file():
         raise BadInput(f"path: no {CONFIG} in the folder, got '{file.parent}'; copy it too")
     try:

@@ -13,14 +13,14 @@ from repsim_cli.activations.batching import make_input_tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
 from repsim_cli.activations.next_token import average_by_sequence, compare, find_next
-from repsim_cli.activations.places import row_places
+from repsim_cli.activations.places import list_row_places
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.points import Point, copy_tensor, take_hidden_states
-from repsim_cli.models.source import Source, backbone_path
+from repsim_cli.models.source import Source, find_backbone_path
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
 from repsim_cli.studies.dictionaries.formats import Dictionary
 
@@ -56,7 +56,7 @@ class SpliceReader:
 
     def rows(self, batches: Sequence[Sequences], points: Sequence[HookPoint]) -> Iterator[dict[HookPoint, Tensor]]:
         """Reads the rows of these layers, (n, d) each."""
-        backbone = self.model.get_submodule(backbone_path(self.model, self.source)) if self.head else self.model
+        backbone = self.model.get_submodule(find_backbone_path(self.model, self.source)) if self.head else self.model
         for batch in self.progress(batches):
             inputs, mask, more = make_input_tensors(batch, self.source, make_input_template(backbone))
             with capture(backbone, self.source, points) as read:
@@ -66,7 +66,7 @@ class SpliceReader:
             yield {point: x[sequence, place].float() for point, x in found.items()}
 
     def places(self, batch: Sequences) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        sequence, place = torch.from_numpy(row_places(batch, self.extract)).unbind(1)
+        sequence, place = torch.from_numpy(list_row_places(batch, self.extract)).unbind(1)
         return sequence, place
 
     def run_replaced(
@@ -77,7 +77,7 @@ class SpliceReader:
         inputs, mask, given = make_input_tensors(batch, self.source, make_input_template(self.model))
         hooks = Hooks()
         if place is not None and rows is not None:
-            backbone = self.model.get_submodule(backbone_path(self.model, self.source))
+            backbone = self.model.get_submodule(find_backbone_path(self.model, self.source))
             module, at = self.source.modules(backbone)[place.module], self.places(batch)
             (hooks.call_after if place.side == "output" else hooks.call_before)(module, _make_hook(rows, at))
         try:

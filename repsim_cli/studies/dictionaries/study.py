@@ -16,7 +16,7 @@ from repsim_cli.base.settings import ALL_REMEDIES, Medium, Share, Tries
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost
 from repsim_cli.engine.estimates import Notices, file_warnings
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
@@ -30,11 +30,11 @@ from repsim_cli.studies.dictionaries.compare import (
     Quality,
     compare_feature_spaces,
     cross_reconstruction,
+    draw_random_directions,
     encode,
-    linear_maps,
     match_latents,
     measure_dictionary_quality,
-    random_directions,
+    score_linear_maps,
     take_alive_directions,
 )
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
@@ -197,7 +197,7 @@ class Features(StudyOfRows):
             "universal dictionaries": len(self.readings[0].layers) if self.universal else 0,
             "latents of each": self.recipe.width,
             "rows, at most": self.most,
-            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
+            "forward passes, unless stored": footprint.count_passes_of_models(self.extraction),
             **describe_needs(
                 self._costs(),
                 self.hardware,
@@ -216,8 +216,8 @@ class Features(StudyOfRows):
     def _costs(self) -> dict[str, Cost]:
         seen = self.recipe.steps * self.recipe.batch_size
         return {
-            "forward passes": footprint.cost_of_passes(self.extraction),
-            "training": dictionaries_cost(self._features, self.recipe.width, seen, self.hardware),
+            "forward passes": footprint.estimate_passes_cost(self.extraction),
+            "training": estimate_dictionaries_cost(self._features, self.recipe.width, seen, self.hardware),
         }
 
     def run(self, run: Run) -> Results:
@@ -286,7 +286,7 @@ class Features(StudyOfRows):
                 run.warn(f"{layer}: no latent of {first.name} or of {second.name} is alive; they are not matched")
                 continue
             pairs = match_latents(a, b, self.absolute)
-            chance = match_latents(a, random_directions(b, self.seed), self.absolute)
+            chance = match_latents(a, draw_random_directions(b, self.seed), self.absolute)
             name = f"{layer.model} {layer.name}, {first.name} and {second.name}"
             values = np.stack([*_stack(pairs), *_stack(chance)])
             sides = [f"{of}{what}" for of in ("", "random ") for what in ("decoder", "encoder", "agree")]
@@ -347,7 +347,7 @@ class Features(StudyOfRows):
                 rows=Side(model="encoded", layers=models),
                 columns=Side(model="decoded", layers=models),
                 values=run.write_array(stem, cross_reconstruction(made, train, test)),
-                details={"linear": run.write_array(f"{stem}-linear", linear_maps(train, test))},
+                details={"linear": run.write_array(f"{stem}-linear", score_linear_maps(train, test))},
                 n=len(test[0]),
                 label="R² of held-out rows",
                 about={"kind": CROSS, "layer": label},

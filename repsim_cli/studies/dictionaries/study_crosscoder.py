@@ -13,7 +13,7 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost, estimate_products
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_products
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
@@ -175,12 +175,12 @@ class CrosscoderStudy(StudyOfRows):
     def _costs(self) -> dict[str, Cost]:
         features = sum(self.extraction.layers[at].width for at in self.places)
         costs = {
-            "forward passes": footprint.cost_of_passes(self.extraction),
+            "forward passes": footprint.estimate_passes_cost(self.extraction),
             "codes": estimate_products(2.0 * 5 * self.most * features * self.latents, self.hardware),
         }
         if self.given is None:
             seen = self.recipe.steps * self.recipe.batch_size
-            costs["training"] = dictionaries_cost(self.recipe.width, features, seen, self.hardware)
+            costs["training"] = estimate_dictionaries_cost(self.recipe.width, features, seen, self.hardware)
         return costs
 
     def run(self, run: Run) -> Results:
@@ -200,7 +200,7 @@ class CrosscoderStudy(StudyOfRows):
             said = say_rows(crosscoder, rows_of, self.seed)
         if not np.isfinite(said.left).all():
             raise RunFailed("crosscoder: what it says is not finite; check its weights and the layers of its sides")
-        labels = _sides([layer.model for layer in layers], [layer.name for layer in layers])
+        labels = _name_sides([layer.model for layer in layers], [layer.name for layer in layers])
         rows = []
         for side, layer in enumerate(layers):
             if not said.squares[side].sum() > 0:
@@ -249,10 +249,10 @@ class CrosscoderStudy(StudyOfRows):
             trained = train_dictionary([joined], self.recipe, seed=self.seed, digest=digest([joined.numpy()]))
             trained.folder(lambda items, **_: run.progress(items, label="crosscoder", unit="steps"))
             made = load_dictionary(list_model_folders(trained, 1)[0])
-        return part_sides(made, means, spreads)
+        return convert_to_crosscoder(made, means, spreads)
 
 
-def part_sides(dictionary: Dictionary, means: Sequence[Tensor], spreads: Sequence[float]) -> Crosscoder:
+def convert_to_crosscoder(dictionary: Dictionary, means: Sequence[Tensor], spreads: Sequence[float]) -> Crosscoder:
     """Makes a crosscoder of a dictionary of joined rows, (x - mean) / spread of each side beside each other."""
     width = len(means[0])
     encoder = torch.stack(
@@ -284,7 +284,7 @@ def count_latents(said: Said, norms: Float[np.ndarray, "m s"], labels: Sequence[
     return found
 
 
-def _sides(models: Sequence[str], names: Sequence[str]) -> list[str]:
+def _name_sides(models: Sequence[str], names: Sequence[str]) -> list[str]:
     """Names the sides: by their models where these differ, else by their layers."""
     if len(set(models)) == len(models):
         return list(models)

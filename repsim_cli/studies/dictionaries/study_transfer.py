@@ -21,7 +21,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost, forward_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import OfRows, Study
@@ -171,13 +171,13 @@ class DictionaryTransfer(Study):
         costs = {"forward passes": Cost()}
         for source in self.live.values():
             replaced = len(KINDS) * len(self.points) if predicts_next(source) else 0
-            costs["forward passes"] += (2 + replaced) * forward_cost(
+            costs["forward passes"] += (2 + replaced) * estimate_forward_cost(
                 [source], count, length, self.hardware, vocabularies=predicts_next(source)
             )
         if not self.given:
             features = sum(find_point_width(point, self.live[self.base]) for point in self.points.values())
             seen = self.recipe.steps * self.recipe.batch_size
-            costs["training"] = dictionaries_cost(features, self.recipe.width, seen, self.hardware)
+            costs["training"] = estimate_dictionaries_cost(features, self.recipe.width, seen, self.hardware)
         return costs
 
     def run(self, run: Run) -> Results:

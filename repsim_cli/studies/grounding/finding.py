@@ -14,7 +14,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS, OPTIONS
 from repsim_cli.figures.heatmap import choose_colours
 from repsim_cli.figures.layout import find_available_width
-from repsim_cli.figures.panels import bar_beside, set_headline
+from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.groups import group_layers_by_point, number_groups
@@ -68,7 +68,7 @@ def read_cases(run: Finished, metric: str) -> list[Case]:
     return list(_read_test_cases(run) if run.results.study == "grounding" else _read_map_cases(run, metric))
 
 
-def _direction(measured: Measured) -> float:
+def _choose_similarity_sign(measured: Measured) -> float:
     return 1.0 if measured.larger_is_closer else -1.0
 
 
@@ -81,7 +81,7 @@ def _read_test_cases(run: Finished) -> Iterator[Case]:
     for measured in run.results.measures:
         for matrix in measured.matrices:
             where = tuple(matrix.about[key] for key in ("data", "test", "point"))
-            values = run.array(matrix.values) * _direction(measured)
+            values = run.array(matrix.values) * _choose_similarity_sign(measured)
             matrices.setdefault(where, {}).setdefault(measured.label, {})[matrix.about["kind"]] = values
     for data, sample in about.items():
         for test, groups in sample["tests"].items():
@@ -125,7 +125,7 @@ def _measure_output_differences(
     predicted = [sample["outputs"].get(label) for label in labels]
     if None in predicted:
         return {}
-    apart = {scores.ACCURACY: scores.accuracy_apart(np.array([each["accuracy"] for each in predicted]))}
+    apart = {scores.ACCURACY: scores.compute_accuracy_differences(np.array([each["accuracy"] for each in predicted]))}
     if all(each["labels"] == predicted[0]["labels"] for each in predicted):
         probabilities = np.array([run.array(each["probabilities"]) for each in predicted])
         apart[scores.DIVERGENCE] = scores.compute_js_divergence(probabilities)
@@ -148,11 +148,13 @@ def _read_map_cases(run: Finished, metric: str) -> Iterator[Case]:
     for point in points[names[0]]:
         kept = [i for i, model in enumerate(names) if layers_at(model, point) == layers_at(names[0], point)]
         known = [run.manifest["models"][names[i]].get("metrics", {}).get(metric, np.nan) for i in kept]
-        apart = {} if np.isnan(known).any() else {scores.ACCURACY: scores.accuracy_apart(np.array(known))}
+        apart = {} if np.isnan(known).any() else {scores.ACCURACY: scores.compute_accuracy_differences(np.array(known))}
         models = {}
         for label, layers in run.maps.items():
             at = np.array([[layers.places[names[i]].start + p for p in points[names[i]][point].places] for i in kept])
-            similar = layers.values[at[:, None, :, None], at[None, :, None, :]] * _direction(layers.measure)
+            similar = layers.values[at[:, None, :, None], at[None, :, None, :]] * _choose_similarity_sign(
+                layers.measure
+            )
             models[label] = Models(
                 similar=similar, groups=number_groups(groups)[kept], apart=apart if not run.groups else {}
             )
@@ -183,12 +185,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     for point in dict.fromkeys(row["hook point"] for row in rows):
         here = [row for row in rows if row["hook point"] == point]
-        yield slug("grades", point), partial(_figure, point, here, standing, run.level)
+        yield slug("grades", point), partial(_draw_measure_ranks, point, here, standing, run.level)
     if any(standing.column("seconds per pair")):
-        yield "grades-cost", partial(_costs, standing)
+        yield "grades-cost", partial(_draw_ranks_against_cost, standing)
 
 
-def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, level: float) -> Any:
+def _draw_measure_ranks(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, level: float) -> Any:
     from matplotlib.figure import Figure
 
     order = standing.column("measure")
@@ -226,13 +228,13 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         parse_math=False,
     )
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
-    bar_beside(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
+    add_colour_bar(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
     set_headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
     return figure
 
 
-def _costs(table: Table) -> Any:
+def _draw_ranks_against_cost(table: Table) -> Any:
     """Mean rank against seconds; the line joins measures of which none is both faster and better."""
     from matplotlib.figure import Figure
 
@@ -245,9 +247,9 @@ def _costs(table: Table) -> Any:
         if row["mean rank"] < best:
             best = row["mean rank"]
             front.append(row)
-    lines = axes.plot(*_places(front), color=COLOURS[1], linewidth=1, zorder=1)
-    axes.plot(*_places(rows), "o", color=COLOURS[0], markersize=4)
-    axes.plot(*_places(front), "o", color=COLOURS[1], markersize=5)
+    lines = axes.plot(*_list_seconds_and_ranks(front), color=COLOURS[1], linewidth=1, zorder=1)
+    axes.plot(*_list_seconds_and_ranks(rows), "o", color=COLOURS[0], markersize=4)
+    axes.plot(*_list_seconds_and_ranks(front), "o", color=COLOURS[1], markersize=5)
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.autoscale_view()  # now, since names are placed by what is where
@@ -272,7 +274,7 @@ def _label(
     """Names a measure beside its mark, or so many times as far, at the end of a line, where its name meets no other
     name, no mark and none of the lines; False where there is no room."""
     at, inside = (row["seconds per pair"], row["mean rank"]), axes.get_window_extent()
-    marks = axes.transData.transform(np.transpose(_places(rows)))
+    marks = axes.transData.transform(np.transpose(_list_seconds_and_ranks(rows)))
     paths = [line.get_path().transformed(axes.transData) for line in lines]
     for across, down in itertools.product((3, -3, 0), (2, -2, 0)):
         if not across and not down:
@@ -297,7 +299,7 @@ def _label(
     return False
 
 
-def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+def _list_seconds_and_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
     return [row["seconds per pair"] for row in rows], [row["mean rank"] for row in rows]
 
 

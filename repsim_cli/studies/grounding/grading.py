@@ -111,12 +111,12 @@ def build_field(tests: Sequence[Graded], level: float) -> Field:
     labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
     return Field(
         labels,
-        _kin(np.array([_scores(each, labels) for each in tests])),
+        _group_equal_measures(np.array([_list_measure_scores(each, labels) for each in tests])),
         [_compute_half_widths(x, labels, level) for x in tests],
     )
 
 
-def _kin(scores: Float[np.ndarray, "t k"]) -> np.ndarray:
+def _group_equal_measures(scores: Float[np.ndarray, "t k"]) -> np.ndarray:
     """The group of every measure: that of the first measure which has scores in the same tests, all within NEAR."""
     first: list[int] = []
     for column in range(scores.shape[1]):
@@ -165,7 +165,9 @@ def list_grades(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
     """A row for every measure in every test; without a score it says why."""
     field = build_field(tests, level)
     for each, half in zip(tests, field.halves, strict=True):
-        ranks = dict(zip(field.labels, rank_measures(_scores(each, field.labels), half, field.kin), strict=True))
+        ranks = dict(
+            zip(field.labels, rank_measures(_list_measure_scores(each, field.labels), half, field.kin), strict=True)
+        )
         where = [each.test, each.case.data, each.case.of, each.case.point]
         for label, (value, left) in each.of.items():
             ends = compute_jackknife_band(value, left, level, SCORES[each.test].lowest, 1.0)
@@ -195,7 +197,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
     field = build_field(tests, level)
     labels, groups = field.labels, len(set(field.kin.tolist()))
     whole = np.array(
-        [rank_measures(_scores(x, labels), h, field.kin) for x, h in zip(tests, field.halves, strict=True)]
+        [rank_measures(_list_measure_scores(x, labels), h, field.kin) for x, h in zip(tests, field.halves, strict=True)]
     )
     counts = (~np.isnan(whole)).sum(0)
     variance, apart, freedom = np.zeros(len(labels)), np.zeros((len(labels), len(labels))), np.inf
@@ -209,7 +211,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
             continue
         left = np.array(
             [
-                [rank_measures(_scores(tests[i], labels, m), field.halves[i], field.kin) for i in some]
+                [rank_measures(_list_measure_scores(tests[i], labels, m), field.halves[i], field.kin) for i in some]
                 for m in range(count)
             ]
         )
@@ -232,7 +234,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
     return sorted(rows, key=lambda row: row.mean)
 
 
-def _scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Float[np.ndarray, " k"]:
+def _list_measure_scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Float[np.ndarray, " k"]:
     """Of these measures in a test, NaN without one. left: the model that is left out."""
     known = {label: score if left is None else without[left] for label, (score, without) in each.of.items()}
     return np.array([known.get(label, np.nan) for label in labels])
@@ -262,15 +264,15 @@ def compute_measure_costs(table: Table) -> dict[str, MeasureCost]:
         by_measure[label] = MeasureCost(
             float(np.mean([seconds for _, seconds, _ in largest])),
             max(rows for rows, _, _ in largest),
-            max(rows_needed([(rows, rho) for rows, _, rho in each]) for each in series.values()),
+            max(find_fewest_stable_rows([(rows, rho) for rows, _, rho in each]) for each in series.values()),
         )
     return by_measure
 
 
-def rows_needed(series: Sequence[tuple[int, float]]) -> int:
+def find_fewest_stable_rows(series: Sequence[tuple[int, float]]) -> int:
     """The fewest rows of a series from which on rho with all rows is at least STABLE.
 
-    >>> rows_needed([(500, 1.0), (250, 0.99), (125, 0.96), (62, 0.8), (31, 0.97)])
+    >>> find_fewest_stable_rows([(500, 1.0), (250, 0.99), (125, 0.96), (62, 0.8), (31, 0.97)])
     125
     """
     needed = max(series)[0]

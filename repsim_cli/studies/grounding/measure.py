@@ -82,7 +82,9 @@ def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
     """Everything that the tests need of a measure."""
     made = Measurement()
     try:
-        values, seconds, notices = _values(measure, layers.names, layers.rows, layers.wanted, layers.labels)
+        values, seconds, notices = _measure_wanted_pairs(
+            measure, layers.names, layers.rows, layers.wanted, layers.labels
+        )
     except Degenerate:
         # some layer has no value: the tests that do without it are left
         for place, places in layers.compared.items():
@@ -91,7 +93,7 @@ def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
             try:
                 every = torch.ones(len(at), len(at), dtype=torch.bool)
                 names = [str(layers.names[i]) for i in at]
-                part, _, _ = _values(measure, names, some, every, layers.labels)
+                part, _, _ = _measure_wanted_pairs(measure, names, some, every, layers.labels)
             except Degenerate as error:
                 made.failed[place] = str(error)
             else:
@@ -101,7 +103,7 @@ def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
         for place, places in layers.compared.items():
             at = places.ravel()
             made.compared[place] = values.numpy()[np.ix_(at, at)]
-        made.costs = _costs(measure, layers, values, seconds)
+        made.costs = _measure_pair_costs(measure, layers, values, seconds)
     for place, models in layers.truncated.items():
         if place in made.failed:
             continue
@@ -113,7 +115,7 @@ def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
     return made
 
 
-def _values(
+def _measure_wanted_pairs(
     measure: Measure,
     names: Sequence[str],
     rows: Sequence[Tensor],
@@ -138,7 +140,9 @@ def _values(
     return values, time.process_time() - began, notices
 
 
-def _costs(measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], seconds: float) -> list[PairCost]:
+def _measure_pair_costs(
+    measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], seconds: float
+) -> list[PairCost]:
     """On all rows, and on half of them as long as the measure takes so few."""
     one_by_one = isinstance(measure, Pairwise) and measure.compare_all is None
     computed = layers.wanted if one_by_one else torch.ones_like(layers.wanted)
@@ -149,7 +153,7 @@ def _costs(measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], 
     while (rows := rows // 2) >= FEWEST:
         some = layers.first(rows)
         try:
-            values, seconds, _ = _values(measure, some.names, some.rows, some.wanted, some.labels)
+            values, seconds, _ = _measure_wanted_pairs(measure, some.names, some.rows, some.wanted, some.labels)
         except Degenerate:
             break
         rho = _spearman(values[above], whole[above])
@@ -177,7 +181,7 @@ def _compare_with_truncated(
         wanted = torch.zeros(len(given), len(given), dtype=torch.bool)
         wanted[0] = wanted[:, 0] = True
         names = ["whole layer", *(f"{left} components" for left in cut)]
-        values, _, _ = _values(measure, names, given, wanted, labels)
+        values, _, _ = _measure_wanted_pairs(measure, names, given, wanted, labels)
         rows.append(((values[0, 1:] + values[1:, 0]) / 2).numpy())
     return np.array(rows)
 
@@ -196,7 +200,7 @@ def _truncate(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Floa
     return {left: ((u[:, :left] * s[:left]) @ v[:left] + mean).to(x.dtype) for left in numbers}
 
 
-def probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:
+def measure_probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:
     """Of logistic regression, fitted on half of the rows, on the other half."""
     order = np.random.default_rng(seed).permutation(len(x))
     split = Split(order[: len(x) // 2], order[len(x) // 2 :], order)

@@ -22,7 +22,7 @@ from repsim_cli.studies.grounding.measure import (
     Measurement,
     Place,
     make_measurement,
-    probe_accuracy,
+    measure_probe_accuracy,
     truncate_layers,
 )
 from repsim_cli.studies.grounding.scores import Models
@@ -162,8 +162,13 @@ def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
     layers, tests = plant_models()
     probes = {
         place: {
-            "whole": [probe_accuracy(layers.rows[i], _labels(layers), 0) for i in layers.compared[place].ravel()],
-            "accuracy": [[probe_accuracy(x, _labels(layers), 0) for x in each.values()] for each in cut],
+            "whole": [
+                measure_probe_accuracy(layers.rows[i], _require_labels(layers), 0)
+                for i in layers.compared[place].ravel()
+            ],
+            "accuracy": [
+                [measure_probe_accuracy(x, _require_labels(layers), 0) for x in each.values()] for each in cut
+            ],
         }
         for place, cut in layers.truncated.items()
     }
@@ -189,7 +194,7 @@ def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
     return cases, made[MINE].costs[0].seconds if made[MINE].costs else float("nan")
 
 
-def _labels(layers: GradedLayers) -> torch.Tensor:
+def _require_labels(layers: GradedLayers) -> torch.Tensor:
     assert layers.labels is not None
     return layers.labels
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from repsim_cli.activations.batching import batch_by_length, measure_lengths
 from repsim_cli.activations.inputs import name_errors
-from repsim_cli.activations.outputs import compute_logits, output_padding
+from repsim_cli.activations.outputs import compute_logits, limit_output_padding
 from repsim_cli.activations.places import count_kept_rows
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.errors import BadInput
@@ -66,21 +66,21 @@ class SampleReader(Extraction):
 def make_sample_reader(where: str, sample: Sample, given: OfModels) -> SampleReader:
     """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
     every = given["model"]
-    tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
+    tests = {test: _list_group_models(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
     if not tests:
         raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
     labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
     read = make_extraction(
         {**given, "model": {label: every[label] for label in labels}, "data": sample.data}, among=every
     )
-    points = _points(where, read.readings)
+    points = _list_layers_by_point(where, read.readings)
     for test, groups in tests.items():
         if len(groups) == 1:
             _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
     return read.extend(SampleReader, tests=tests, points=points)
 
 
-def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
+def _list_group_models(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
     """The models of every group of a test. Raises BadInput for an entry that is not there."""
     entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
     known = list(dict.fromkeys(entries.values()))
@@ -94,7 +94,7 @@ def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySourc
     return members
 
 
-def _points(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
+def _list_layers_by_point(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
     """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
     by_model = {
         reading.label: group_layers_by_point(describe_model(reading.label, reading.source, reading.layers))
@@ -149,7 +149,7 @@ def predict_classes(
             continue
         given = sequences[label].take(at)
         module = name_errors(label, partial(source.with_head, HEAD)).to(reader.devices[label])
-        padding = output_padding(module, given, segments=source.segments)
+        padding = limit_output_padding(module, given, segments=source.segments)
         batches = list(batch_by_length(measure_lengths(given.mask), reader.hardware, padding))
         logits = torch.cat(list(compute_logits(module, given, batches, segments=source.segments))).cpu()
         probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]

@@ -97,7 +97,7 @@ def identification(models: Models) -> float:
     return float(np.mean(shares))
 
 
-def _sides(models: Models) -> Iterator[Float[np.ndarray, " k"]]:
+def _list_one_sided_similarities(models: Models) -> Iterator[Float[np.ndarray, " k"]]:
     """From every layer of every model its similarity to the layers on one side, the nearest first; two at least."""
     for model in range(models.count):
         block = models.similar[model, model]
@@ -113,12 +113,12 @@ def monotonicity(models: Models) -> float:
         nearer, farther = np.triu_indices(len(side), 1)
         return float((1 + _sign(side[nearer] - side[farther])).mean() / 2)
 
-    return float(np.mean([conform(side) for side in _sides(models)]))
+    return float(np.mean([conform(side) for side in _list_one_sided_similarities(models)]))
 
 
 def order_of_layers(models: Models) -> float:
     """Spearman's rho of similarity and closeness of layers, averaged over layers and directions."""
-    return _average_rho((side, -np.arange(len(side))) for side in _sides(models))
+    return _average_rho((side, -np.arange(len(side))) for side in _list_one_sided_similarities(models))
 
 
 # ---- groups of models ----
@@ -153,7 +153,7 @@ def separation(models: Models) -> float:
     return float(np.mean(precisions))
 
 
-def precision_of_noise(positives: int, pairs: int) -> float:
+def compute_chance_precision(positives: int, pairs: int) -> float:
     """The expected average precision of a random order without ties: more than the share of positives."""
     first = float((1 / np.arange(1, pairs + 1)).sum()) / pairs  # of a single positive
     return first + (positives - 1) / (pairs - 1) * (1 - first) if pairs > 1 else first
@@ -175,7 +175,7 @@ def _take_upper_triangle(square: Square) -> Float[np.ndarray, " pairs"]:
 
 def make_correlation_score(name: str) -> Callable[[Models], float]:
     """Spearman's rho, over pairs of models, of their distance and how far they are `apart`."""
-    return lambda models: _rho(-_take_upper_triangle(models.last), _take_upper_triangle(models.apart[name]))
+    return lambda models: _correlate_ranks(-_take_upper_triangle(models.last), _take_upper_triangle(models.apart[name]))
 
 
 def make_correlation_p(name: str) -> Callable[[Models], float]:
@@ -194,7 +194,7 @@ def make_correlation_p(name: str) -> Callable[[Models], float]:
     return p
 
 
-def accuracy_apart(accuracy: Float[np.ndarray, " m"]) -> Square:
+def compute_accuracy_differences(accuracy: Float[np.ndarray, " m"]) -> Square:
     return np.abs(accuracy[:, None] - accuracy)
 
 
@@ -254,7 +254,7 @@ def _sign(values: np.ndarray) -> np.ndarray:
     return np.where(np.abs(values) <= ROUNDING, 0, np.sign(values))
 
 
-def _rho(x: np.ndarray, y: np.ndarray) -> float:
+def _correlate_ranks(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's rho. Raises Degenerate where x, which a measure gives, is constant."""
     if np.ptp(x) <= ROUNDING:
         raise Degenerate("all similarities are equal")
@@ -324,7 +324,7 @@ SCORES: Mapping[str, TestScore] = {
         chance=lambda models: float(
             np.mean(
                 [
-                    precision_of_noise(len(within), len(within) + len(across))
+                    compute_chance_precision(len(within), len(within) + len(across))
                     for within, across in _list_group_pairs(models)
                 ]
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.inputs import describe, make_sequences
-from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.places import list_row_labels
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
@@ -21,7 +21,7 @@ from repsim_cli.engine import cost, footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models
 from repsim_cli.engine.cached import Content, open_units
 from repsim_cli.engine.checks import check_measure, select_suitable
-from repsim_cli.engine.record import card_record
+from repsim_cli.engine.record import make_card_record
 from repsim_cli.engine.rows import hash_models, open_rows, prepare
 from repsim_cli.engine.study import OfModels, Study
 from repsim_cli.measures import Measure
@@ -46,7 +46,7 @@ from repsim_cli.studies.grounding.measure import (
     PairCost,
     Place,
     make_measurement,
-    probe_accuracy,
+    measure_probe_accuracy,
     truncate_layers,
 )
 from repsim_cli.studies.grounding.readers import (
@@ -119,16 +119,18 @@ class Grounding(Study):
 
     def plan(self) -> dict[str, Any]:
         extract, hardware = self.extract, self.hardware
-        pairs = {name: _pairs(reader) for name, reader in self.samples.items()}
+        pairs = {name: _count_layer_pairs(reader) for name, reader in self.samples.items()}
         costs = {"forward passes": cost.Cost(), "similarity": cost.Cost()}
         forward, stored = 0, 0.0
         for name, reader in self.samples.items():
             widths = [layer.width for layer in reader.layers]
             stored += 2 * footprint.count_stored(reader)
-            forward += 2 * footprint.passes_of_all(reader)
-            costs["forward passes"] += 2 * footprint.cost_of_passes(reader)
+            forward += 2 * footprint.count_passes_of_models(reader)
+            costs["forward passes"] += 2 * footprint.estimate_passes_cost(reader)
             for label, bound in self.measures.items():
-                costs["similarity"] += 2 * cost.pairs_cost([bound], widths, pairs[name], self.rows_of(label), hardware)
+                costs["similarity"] += 2 * cost.estimate_pairs_cost(
+                    [bound], widths, pairs[name], self.rows_of(label), hardware
+                )
         return {
             "models": describe_models(self.models, self.hardware),
             "tests": {
@@ -168,7 +170,7 @@ class Grounding(Study):
         with reading as rows, run.stage(f"activations of {name}"):
             (taken,) = rows.stream(partial(run.progress, label=f"activations, {name}", unit="batches"))
         numbers = reader.numbers(0)
-        codes = row_labels(next(iter(sequences.values())), self.extract)
+        codes = list_row_labels(next(iter(sequences.values())), self.extract)
         labels = None if codes is None else torch.from_numpy(codes[numbers])
         with run.stage(f"outputs of {name}"):
             predicted = predict_classes(reader, sequences, numbers)
@@ -205,8 +207,8 @@ class Grounding(Study):
             truncated[test, point] = cut
             probes[test, point] = {
                 "components": list(cut[0]),
-                "whole": [probe_accuracy(x, labels, self.seed) for x in whole],
-                "accuracy": [[probe_accuracy(x, labels, self.seed) for x in each.values()] for each in cut],
+                "whole": [measure_probe_accuracy(x, labels, self.seed) for x in whole],
+                "accuracy": [[measure_probe_accuracy(x, labels, self.seed) for x in each.values()] for each in cut],
             }
         layers = GradedLayers(
             names=[f"{name} of '{model}'" for model, name in used],
@@ -287,7 +289,7 @@ class Grounding(Study):
             label=label,
             settings=dict(bound.settings),
             estimate={"kind": "full", "rows": rows, "rows_available": self.extract.rows, "batches": 1},
-            card=card_record(bound),
+            card=make_card_record(bound),
             matrices=matrices,
         )
 
@@ -366,7 +368,7 @@ def _decode_measurement(parts: Mapping[str, Tensor], layers: GradedLayers) -> Me
     )
 
 
-def _pairs(reader: SampleReader) -> int:
+def _count_layer_pairs(reader: SampleReader) -> int:
     """Pairs of layers that some test compares, at most."""
     counts = [sum(map(len, reader.choose_layers(test, point))) for test, point in reader.cases]
     return sum(count * (count + 1) // 2 for count in counts)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import blocks_named
+from repsim_cli.base.plain import name_blocks
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
-from repsim_cli.findings.answering import layer_words
+from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import require_all_parts, weigh_mean
 from repsim_cli.findings.layers import read_block_number
@@ -92,14 +92,14 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
-    word, _ = layer_words([row["layer"] for row in layers])
+    word, _ = make_layer_namer([row["layer"] for row in layers])
     if len(alike) == len(known):
         return f"no layer stands out by {MEANT[column].partition(',')[0]} ({span})"
     end = "" if last in alike else f"; {layers[last][column]:.3g} at {word(layers[last]['layer'])}"
     where = [word(layers[i]["layer"]) for i in alike]
     blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
     others = [name for name in where if not name.startswith(BLOCK)]
-    named = ", ".join([*others, *([blocks_named(blocks)] if blocks else [])])
+    named = ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
     return form.format(where=named, span=span, end=end)
 
 
@@ -110,7 +110,7 @@ def _are_told_apart(i: int, best: int, layers: Layers, errors: Layers, column: s
     return None not in of_both and abs(layers[i][column] - layers[best][column]) > TOLD * math.hypot(*of_both)
 
 
-def middle_less(rows: Rows, column: str, where: Callable[[float], bool]) -> list[float] | None:
+def compare_middle_blocks(rows: Rows, column: str, where: Callable[[float], bool]) -> list[float] | None:
     """Computes by model the mean of a number over blocks in the middle half of the depth less that over others; None
     where no model has blocks in both places with this number. where: whether a share of the depth is one of the
     others."""
@@ -134,7 +134,10 @@ def middle_less(rows: Rows, column: str, where: Callable[[float], bool]) -> list
 )
 def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
     """Texts take more directions in the middle of a model than at both of its ends."""
-    ends = (middle_less(rows, DIMENSION, lambda at: at < 0.25), middle_less(rows, DIMENSION, lambda at: at > 0.75))
+    ends = (
+        compare_middle_blocks(rows, DIMENSION, lambda at: at < 0.25),
+        compare_middle_blocks(rows, DIMENSION, lambda at: at > 0.75),
+    )
     found = [gaps for gaps in ends if gaps is not None]
     if len(found) < len(ends):
         return Untestable("needs models with an intrinsic dimension in the middle and at both ends")
@@ -152,7 +155,7 @@ def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
 )
 def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
     """The nearest texts share a class more often in the middle of a model than at its end."""
-    gaps = middle_less(rows, SAME_CLASS, lambda at: at == 1)
+    gaps = compare_middle_blocks(rows, SAME_CLASS, lambda at: at == 1)
     if gaps is None:
         return Untestable("needs data with classes")
     return Weighed(float(np.mean(gaps)), weigh_mean(gaps, 0.0, "model"))
@@ -172,11 +175,11 @@ def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
                 lines={column: values},
                 errors={column: of} if any(error is not None for error in of) else {},
                 bounds=[0.0, None],
-                about={"quantity": column, "model": model, **_levels(column, layers)},
+                about={"quantity": column, "model": model, **_find_reference_levels(column, layers)},
             )
 
 
-def _levels(column: str, layers: Layers) -> dict[str, Any]:
+def _find_reference_levels(column: str, layers: Layers) -> dict[str, Any]:
     levels = {SAME_CLASS: {"chance": layers[0][BY_CHANCE]}, CURVATURE: {"independent rows": INDEPENDENT}}
     return {"levels": levels[column]} if column in levels else {}
 

@@ -59,13 +59,13 @@ def estimate_intrinsic_dimension(near: NearestDistances, k: int, texts: Int[np.n
     """
     place = np.unique(texts, return_inverse=True)[1]
     group = torch.from_numpy(place * min(GROUPS, place.max() + 1) // (place.max() + 1))
-    value = _dimension(near, k, torch.ones_like(group, dtype=torch.bool))
-    parts = [_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
+    value = _estimate_dimension(near, k, torch.ones_like(group, dtype=torch.bool))
+    parts = [_estimate_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
     spread = np.sqrt((len(parts) - 1) * np.var(parts)) if len(parts) > 1 else np.nan
     return LayerEstimate(value, float(spread))
 
 
-def _dimension(near: NearestDistances, k: int, kept: Tensor) -> float:
+def _estimate_dimension(near: NearestDistances, k: int, kept: Tensor) -> float:
     """Estimates the dimension of the rows that are kept, among themselves."""
     here = kept[near.rows[kept]]
     place = here.cumsum(1)

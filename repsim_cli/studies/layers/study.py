@@ -22,7 +22,7 @@ from repsim_cli.base.settings import Medium0, Small
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
-from repsim_cli.engine.cost import Cost, describe_needs, distances_cost, forward_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.rows import open_rows, prepare, tally
 from repsim_cli.engine.study import OfRows, Study
@@ -142,11 +142,13 @@ class Layers(Study):
     def _costs(self) -> dict[str, Cost]:
         passes, apart, without = Cost(), Cost(), Cost()
         for each in self.extractions.values():
-            passes += footprint.cost_of_passes(each)
-            apart += distances_cost([layer.width for layer in each.layers], self.extract.sequences, self.hardware)
+            passes += footprint.estimate_passes_cost(each)
+            apart += estimate_distances_cost(
+                [layer.width for layer in each.layers], self.extract.sequences, self.hardware
+            )
             for source in each.live.values() if self.without else ():
                 count, length = min(self.without, self.extract.sequences), footprint.find_sequence_length(each)
-                alone = forward_cost([source], count, length, self.hardware, vocabularies=True)
+                alone = estimate_forward_cost([source], count, length, self.hardware, vocabularies=True)
                 without += (source.layers + 1) * alone if not say_why_unskippable(source) else Cost()
         return {"forward passes": passes, "distances": apart, **({"without blocks": without} if self.without else {})}
 
@@ -265,17 +267,17 @@ class Layers(Study):
                 INFLUENCE: average_over_documents(layer.whole("influence"), documents) if at else UNKNOWN,
                 SAME_CLASS: same,
                 BY_CHANCE: by_chance,
-                **_effects(without, reading.points[at]),
+                **_average_removal_effects(without, reading.points[at]),
             }
             rows.append([reading.label, name, *(_number(number) for number in numbers.values())])
-            errors.append([reading.label, name, *(_error(number) for number in numbers.values())])
+            errors.append([reading.label, name, *(_read_standard_error(number) for number in numbers.values())])
             for why in dict.fromkeys(lacking):
                 run.warn(f"{reading.label}@{name}: {why}")
             before = x
         return rows, errors, scales
 
 
-def _effects(without: BlockLosses | None, point: HookPoint) -> dict[str, LayerEstimate]:
+def _average_removal_effects(without: BlockLosses | None, point: HookPoint) -> dict[str, LayerEstimate]:
     """Averages what is lost without the block that ends here."""
     if without is None or point.kind != "resid_post" or point.layer is None:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
@@ -297,5 +299,5 @@ def _number(number: Any) -> float | None:
     return None if value is None or np.isnan(value) else value
 
 
-def _error(number: Any) -> float | None:
+def _read_standard_error(number: Any) -> float | None:
     return _number(number.se) if isinstance(number, LayerEstimate) else None

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from repsim_cli.activations.next_token import average_by_sequence, compare, find_next, logits_at
+from repsim_cli.activations.next_token import average_by_sequence, compare, compute_logits_at, find_next
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.calls import Hooks, find_entering
-from repsim_cli.models.source import Source, backbone_path
+from repsim_cli.models.source import Source, find_backbone_path
 from repsim_cli.models.transformers import predicts_next
 
 
@@ -45,18 +45,18 @@ def compute_lost(
     """model: with its head. batches: of sequences that have tokens with a next one. count: called with the mask of
     every pass."""
     assert source.architecture is not None
-    blocks: Any = source.modules(model.get_submodule(backbone_path(model, source)))[source.architecture.blocks]
+    blocks: Any = source.modules(model.get_submodule(find_backbone_path(model, source)))[source.architecture.blocks]
     parts = []
     for batch in progress(batches):
         places, wanted = find_next(batch)
-        with_all = logits_at(model, source, batch, places)
+        with_all = compute_logits_at(model, source, batch, places)
         count(batch.mask)
         found = []
         for block in blocks:
             hooks = Hooks()
             hooks.call_after(block, _skip_block)
             try:
-                without = logits_at(model, source, batch, places)
+                without = compute_logits_at(model, source, batch, places)
             finally:
                 hooks.remove()
             count(batch.mask)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.frame import line_styles
+from repsim_cli.figures.frame import choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -52,7 +52,7 @@ def _draw(run: Finished) -> Any:
     table = run.results.tables[MAP]
     figure = Figure(figsize=PANEL)
     panel = figure.add_axes((0, 0, 1, 1))
-    for (label, x, y, *_), style in zip(table.rows, line_styles(len(table.rows)), strict=True):
+    for (label, x, y, *_), style in zip(table.rows, choose_line_styles(len(table.rows)), strict=True):
         panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5)
         panel.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, parse_math=False)
     shares = table.rows[0][3:]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
 from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
-from repsim_cli.activations.next_token import HEAD, logits_at, number_documents
+from repsim_cli.activations.next_token import HEAD, compute_logits_at, number_documents
 from repsim_cli.activations.readings import assign_devices, choose_loading
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
@@ -21,7 +21,7 @@ from repsim_cli.engine.bounds import (
     find_usual_length,
     suggest_settings,
 )
-from repsim_cli.engine.cost import describe_needs, forward_cost
+from repsim_cli.engine.cost import describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import OfRows, Study
@@ -87,7 +87,7 @@ class Likelihoods(Study):
 
     def plan(self) -> dict[str, Any]:
         count, length = self.extract.sequences, find_usual_length(self.models, self.data, self.extract)
-        cost = forward_cost(self.models.values(), count, length, self.hardware, vocabularies=True)
+        cost = estimate_forward_cost(self.models.values(), count, length, self.hardware, vocabularies=True)
         return {
             "models": describe_models(self.models, self.hardware, self.devices),
             "texts, at most": count,
@@ -124,7 +124,7 @@ class Likelihoods(Study):
         with run.stage("likelihoods"):
             logs = np.stack([self._compute_model_likelihoods(run, label, given) for label, given in texts.items()])
         with run.stage("results"):
-            words = int(sum(len(np.unique(row[row >= 0])) - 1 for row in _words(next(iter(texts.values())))))
+            words = int(sum(len(np.unique(row[row >= 0])) - 1 for row in _require_words(next(iter(texts.values())))))
             return self._results(run, logs, documents, words)
 
     def _compute_model_likelihoods(self, run: Run, label: str, texts: Sequences) -> Float[np.ndarray, " n"]:
@@ -164,21 +164,21 @@ class Likelihoods(Study):
             name=NAME, label=NAME, settings={}, estimate=estimate, card=CARD.record(), matrices=[matrix]
         )
         rows = [
-            [label, -float(row.mean()), _error(row, documents), -float(row.sum()) / words, n, words]
+            [label, -float(row.mean()), _compute_standard_error(row, documents), -float(row.sum()) / words, n, words]
             for label, row in zip(labels, logs, strict=True)
         ]
         tables = {OF_MODELS: Table(columns=COLUMNS, rows=rows)}
         return Results(study="likelihoods", measures=[measured], matrices={LIKELIHOODS: whole}, tables=tables)
 
 
-def _words(texts: Sequences) -> np.ndarray:
+def _require_words(texts: Sequences) -> np.ndarray:
     assert texts.word is not None
     return texts.word
 
 
 def mark_scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
     """Marks the tokens of the text after its first word, which has nothing before it under some tokenizers."""
-    words = _words(texts)
+    words = _require_words(texts)
     first = np.where(words >= 0, words, np.iinfo(words.dtype).max).min(1, keepdims=True)
     places = np.arange(words.shape[1])
     last = np.where((words == first) & (words >= 0), places, -1).max(1, keepdims=True)
@@ -191,7 +191,7 @@ def log_likelihoods(model: nn.Module, source: Source, texts: Sequences) -> Float
     wanted = mark_scored(texts)
     before = np.zeros_like(wanted)
     before[:, :-1] = wanted[:, 1:]
-    logits = logits_at(model, source, texts, before)
+    logits = compute_logits_at(model, source, texts, before)
     ids = torch.from_numpy(texts.ids[wanted]).long().to(logits.device)
     parts = [
         _gather_log_probabilities(each, some) for each, some in zip(logits.split(4096), ids.split(4096), strict=True)
@@ -203,7 +203,7 @@ def _gather_log_probabilities(logits: Float[Tensor, "n c"], ids: Tensor) -> Floa
     return logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
-def _error(values: Float[np.ndarray, " n"], documents: np.ndarray) -> float:
+def _compute_standard_error(values: Float[np.ndarray, " n"], documents: np.ndarray) -> float:
     """Computes the standard error of a mean, over documents."""
     groups = np.unique(documents, return_inverse=True)[1]
     sums = np.bincount(groups, values - values.mean())

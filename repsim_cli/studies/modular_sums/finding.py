@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -79,7 +79,7 @@ def _draw_learning(curves: Sequence[Curve]) -> Any:
     panels[quantities.index("accuracy")].set_ylim(-0.02, 1.03)
     for rows, style in STYLES.items():
         panels[-1].plot([], [], style, color="0.3", linewidth=1.2, label=f"{rows} rows")
-    legend_beside(panels[-1], bbox_to_anchor=(1.02, 0.5))
+    add_legend_beside(panels[-1], bbox_to_anchor=(1.02, 0.5))
     set_headline(figure, "How models learn modular sums, stage by stage")
     return figure
 

@@ -72,7 +72,7 @@ def layer_wise_distances_are_larger(models: TrainedLayers) -> Weighed | Untestab
     if min(len(x) for training in (BY_BLOCK, END_TO_END) for x in models.apart[training]) < LEAST:
         return Untestable(FOUR)
     by_block, end_to_end = (
-        [log_of(_cells(x).mean()) for x in models.apart[training]] for training in (BY_BLOCK, END_TO_END)
+        [log_of(_take_pair_distances(x).mean()) for x in models.apart[training]] for training in (BY_BLOCK, END_TO_END)
     )
     return Weighed(float(np.mean(by_block) - np.mean(end_to_end)), weigh_mean_difference(by_block, end_to_end, "seed"))
 
@@ -103,14 +103,14 @@ def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
             )
     # each model is in one pair
     both = zip(*(models.apart[training] for training in trainings), strict=False)
-    rhos = [float(normalise_ranks(_cells(x)) @ normalise_ranks(_cells(y))) for x, y in both]
+    rhos = [float(normalise_ranks(_take_pair_distances(x)) @ normalise_ranks(_take_pair_distances(y))) for x, y in both]
     return Weighed(float(np.mean(rhos)), weigh_mean(rhos, 0.5, "pair of models"))
 
 
 def _correlate_order(values: Square) -> float:
     """Spearman's rho of the distances and the number of layers between; NaN where all are equal."""
     a, b = np.triu_indices(len(values), k=1)
-    return float(normalise_ranks(_cells(values)) @ normalise_ranks(b - a))
+    return float(normalise_ranks(_take_pair_distances(values)) @ normalise_ranks(b - a))
 
 
 @claim(
@@ -139,7 +139,7 @@ def attention_makes_the_first_differences(models: TrainedLayers) -> Weighed | Un
     return Weighed(float(np.mean(gaps)), replace(over, above=max(over.above, shared)))
 
 
-def _cells(values: Square) -> np.ndarray:
+def _take_pair_distances(values: Square) -> np.ndarray:
     """The distances of all pairs of layers."""
     return values[np.triu_indices(len(values), k=1)]
 

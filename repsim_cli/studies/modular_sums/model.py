@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Modulus
-from repsim_cli.data.files import json_file
+from repsim_cli.data.files import read_json_file
 from repsim_cli.data.modular import Numbers, list_number_pairs
 from repsim_cli.models.architectures import MODULAR
 from repsim_cli.models.checkpoints import hash_files
@@ -117,13 +117,13 @@ def save(model: Modular, shape: ModularShape, folder: Path) -> None:
 
 
 def load(folder: Path) -> Modular:
-    settings = json_file(folder / CONFIG)
+    settings = read_json_file(folder / CONFIG)
     model = Modular(ModularShape(**{key: value for key, value in settings.items() if key != "model_type"}))
     model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     return model.eval().requires_grad_(False)
 
 
-def modular_source(shape: ModularShape, folder: Callable[[], Path], **more: Any) -> Source:
+def make_modular_source(shape: ModularShape, folder: Callable[[], Path], **more: Any) -> Source:
     """The Source of the model in `folder()`, which need not exist before it is loaded."""
     with torch.device("meta"):
         skeleton = Modular(shape)

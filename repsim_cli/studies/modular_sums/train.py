@@ -30,7 +30,7 @@ from repsim_cli.data.modular import list_number_pairs
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source, TrainingWork
 from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
-from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, save
+from repsim_cli.studies.modular_sums.model import Modular, chain, make_modular_source, save
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
 from repsim_cli.training.state import is_resumable, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
@@ -83,7 +83,7 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
 
     def make_checkpoint_source(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The source of the model, or of a checkpoint of it."""
-        source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
+        source = make_modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
         more_identity = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
         return replace(
             source, training=recipe.name, identity=lambda: {**source.identity(), **more_identity, "metrics": metrics()}
@@ -292,7 +292,10 @@ class Stage:
     @torch.inference_mode()
     def _scores(self) -> list[float]:
         task = self.task
-        both = [_scores(self.model, self._stream(rows), task, rows) for rows in (task.seen, task.held_out)]
+        both = [
+            _compute_loss_and_accuracy(self.model, self._stream(rows), task, rows)
+            for rows in (task.seen, task.held_out)
+        ]
         return [value for pair in zip(*both, strict=True) for value in pair]
 
     def _keep(self, keep: Keep) -> None:
@@ -343,7 +346,7 @@ def _has_settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool
     return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
 
 
-def _scores(
+def _compute_loss_and_accuracy(
     model: Modular, stream: Float[Tensor, "m 2 d"], task: ModularTask, rows: Int[Tensor, " m"]
 ) -> tuple[float, float]:
     """The cross-entropy in nats, summed over the outputs, and the share of rows on which all of them are right."""

@@ -117,14 +117,14 @@ def find_counterparts(
             products, span = products * scale[:, None], slice(first, first + len(square))
             correlations = torch.where(varying[other][span], products / lengths[other][span].clamp_min(TINY), 0.0)
             first = span.stop
-            largest, place = _strength(correlations, absolute).max(1)
+            largest, place = _convert_to_strengths(correlations, absolute).max(1)
             neuron = torch.where(largest > best, span.start + place, neuron)
             best = best.maximum(largest)
             for draw in range(rotations):
                 q = torch.from_numpy(draw_rotation(len(square), [seed, draw, other, layer])).to(square)
                 norms = (q * (square @ q)).sum(0).clamp_min(0).sqrt()
                 turned = torch.where(norms > 0, products @ q / norms.clamp_min(TINY), 0.0)
-                rotated[draw] = rotated[draw].maximum(_strength(turned, absolute).amax(1))
+                rotated[draw] = rotated[draw].maximum(_convert_to_strengths(turned, absolute).amax(1))
         values = (best.clamp(max=1), neuron, rotated.clamp(max=1))
         return NeuronCounterparts(*(x.cpu().numpy() for x in values))
 
@@ -132,5 +132,5 @@ def find_counterparts(
     return {pairs[i]: find_best_matches(*pairs[i]) for i in progress(range(len(pairs)))}
 
 
-def _strength(correlations: Tensor, absolute: bool) -> Tensor:
+def _convert_to_strengths(correlations: Tensor, absolute: bool) -> Tensor:
     return correlations.abs() if absolute else correlations

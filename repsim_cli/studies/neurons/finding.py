@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
-from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
 from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -129,18 +129,18 @@ def _average_over_models(
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universal-neurons, by-layer-mean_excess_correlation; on demand by-layer-share_of_universal_neurons"""
-    yield "universal-neurons", partial(_excesses, run, run.results.analyses["universal_neurons"]["options"])
+    yield "universal-neurons", partial(_draw_excesses, run, run.results.analyses["universal_neurons"]["options"])
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] == EXCESS}
     yield from list_layer_figures(curves, "universal_neurons", run.seeds)
 
 
-def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
+def _draw_excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     """The share of neurons of at least each excess, by model, and dashed that of rotated bases."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 * PANEL[0], PANEL[1]))
     axes = figure.subplots()
-    models = _models(run)
+    models = _group_matrices_by_model(run)
     for (model, matrices), colour in zip(models.items(), cycle(COLOURS, len(models)), strict=True):
         neurons = compute_neuron_excess([run.array(matrix.values) for matrix in matrices])
         for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
@@ -154,19 +154,19 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes.set_ylabel("share of neurons of at least this", fontsize=8)
     axes.tick_params(labelsize=7)
     draw_light_grid(axes)
-    legend_beside(axes)
+    add_legend_beside(axes)
     set_headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in every other model")
     return figure
 
 
-def _models(run: Finished) -> dict[str, list[Matrix]]:
+def _group_matrices_by_model(run: Finished) -> dict[str, list[Matrix]]:
     """The matrices of each model."""
     matrices = run.select_kind(COUNTERPARTS)
     names = dict.fromkeys(matrix.rows.model for matrix in matrices)
     return {name: [matrix for matrix in matrices if matrix.rows.model == name] for name in names}
 
 
-def _examples(
+def _list_example_neurons(
     matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons: VaryingNeurons, count: int
 ) -> list[Any]:
     mean, layers = neurons.excess.mean(0), matrices[0].about["layers"]
@@ -185,7 +185,7 @@ def _examples(
 def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Sequence[Claim]) -> Part:
     models, pairs, examples, curves = [], [], [], {}
     excesses: dict[str, dict[str, np.ndarray]] = {}
-    for model, matrices in _models(run).items():
+    for model, matrices in _group_matrices_by_model(run).items():
         arrays = [run.array(matrix.values) for matrix in matrices]
         neurons = compute_neuron_excess(arrays)
         means = np.array([[part.mean() for part in split_correlations(x)] for x in arrays])
@@ -200,7 +200,7 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
         for matrix, mean, excess in zip(matrices, means, neurons.excess, strict=True):
             share = float((excess > options.threshold).mean())
             pairs.append([model, matrix.about["other"], *mean.tolist(), float(excess.mean()), share])
-        examples += _examples(matrices, arrays, neurons, options.examples)
+        examples += _list_example_neurons(matrices, arrays, neurons, options.examples)
         curves |= dict(make_layer_curves(model, about["layers"], neurons, options.threshold))
     return Part(
         tables={

@@ -13,7 +13,7 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Several
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, count_most_rows, describe_models, suggest_settings
-from repsim_cli.engine.cost import Cost, describe_needs, neurons_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_neurons_cost
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import open_rows, prepare
@@ -92,7 +92,7 @@ class UniversalNeurons(StudyOfRows):
             "layers": sum(map(len, self.widths)),
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,
-            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
+            "forward passes, unless stored": footprint.count_passes_of_models(self.extraction),
             **describe_needs(
                 self._costs(),
                 self.hardware,
@@ -109,8 +109,8 @@ class UniversalNeurons(StudyOfRows):
             extract.sequences * footprint.find_sequence_length(self.extraction),
         )
         return {
-            "forward passes": footprint.cost_of_passes(self.extraction),
-            "correlations": neurons_cost(self.widths, total, self.rotations, self.hardware),
+            "forward passes": footprint.estimate_passes_cost(self.extraction),
+            "correlations": estimate_neurons_cost(self.widths, total, self.rotations, self.hardware),
         }
 
     def run(self, run: Run) -> Results:

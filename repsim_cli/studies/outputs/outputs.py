@@ -42,7 +42,7 @@ def _entropy(p: Float[Tensor, "... c"]) -> Float[Tensor, "..."]:
     return torch.special.entr(p).sum(-1)
 
 
-def _card(label: str, upper: float | None, cost: str, source: str, **claims: bool) -> Card:
+def _make_output_card(label: str, upper: float | None, cost: str, source: str, **claims: bool) -> Card:
     return Card(
         label=label,
         larger_is_closer=False,
@@ -59,10 +59,12 @@ def _card(label: str, upper: float | None, cost: str, source: str, **claims: boo
 
 
 CARDS: Mapping[str, Card] = {
-    "output_jsd": _card("output JSD, bits", 1.0, "n c per pair", "Lin 1991; Klabunde et al. 2025"),
-    "output_kl": _card("output KL, nats", None, "n c per pair", "Kullback and Leibler 1951", symmetric=False),
-    "disagreement": _card("disagreement", 1.0, "n per pair", "Klabunde et al. 2025", is_metric=True),
-    "accuracy_difference": _card(
+    "output_jsd": _make_output_card("output JSD, bits", 1.0, "n c per pair", "Lin 1991; Klabunde et al. 2025"),
+    "output_kl": _make_output_card(
+        "output KL, nats", None, "n c per pair", "Kullback and Leibler 1951", symmetric=False
+    ),
+    "disagreement": _make_output_card("disagreement", 1.0, "n per pair", "Klabunde et al. 2025", is_metric=True),
+    "accuracy_difference": _make_output_card(
         "accuracy difference", 1.0, "1 per pair", "Klabunde et al. 2025", is_metric=True, labelled=True
     ),
 }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
 from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
-from repsim_cli.activations.outputs import compute_logits, output_padding
+from repsim_cli.activations.outputs import compute_logits, limit_output_padding
 from repsim_cli.activations.readings import assign_devices
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -26,7 +26,7 @@ from repsim_cli.engine.bounds import (
     find_usual_length,
     suggest_settings,
 )
-from repsim_cli.engine.cost import Cost, describe_needs, forward_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import Study
@@ -136,7 +136,7 @@ class Outputs(Study):
     def _costs(self) -> Cost:
         length, count = find_usual_length(self.models, self.data, self.extract), self.extract.sequences
         heads = not self.classify
-        return forward_cost(self.models.values(), count, length, self.hardware, vocabularies=heads)
+        return estimate_forward_cost(self.models.values(), count, length, self.hardware, vocabularies=heads)
 
     def run(self, run: Run) -> Results:
         hardware = self.hardware
@@ -153,7 +153,7 @@ class Outputs(Study):
             count = tally(run, self.models)
             lengths = np.max([measure_lengths(given.mask) for given in sequences.values()], axis=0)
             reads = {label: source.segments for label, source in self.models.items()}
-            padding = [output_padding(modules[label], sequences[label], segments=reads[label]) for label in reads]
+            padding = [limit_output_padding(modules[label], sequences[label], segments=reads[label]) for label in reads]
             # the same batches for all models, whose rows are paired
             batches = list(batch_by_length(lengths, hardware, min(padding)))
             streams = [

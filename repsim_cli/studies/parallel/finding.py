@@ -11,7 +11,7 @@ from repsim_cli.base.plain import find_free_key
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
-from repsim_cli.findings.answering import layer_words
+from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table
@@ -42,7 +42,7 @@ def group_by_way(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
     }
 
 
-def rows_in(run: Finished) -> str:
+def name_row_unit(run: Finished) -> str:
     """Names what rows are."""
     return "words" if run.manifest["data"]["unit"] == "word" else "texts"
 
@@ -52,7 +52,7 @@ def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
     there, back = ways.values()
     (first, second), *_ = ways
     for model, rows in there.items():
-        word, _ = layer_words([row["layer"] for row in rows])
+        word, _ = make_layer_namer([row["layer"] for row in rows])
         best = find_best_layer(rows, back[model])
         row, other, last = rows[best], back[model][best], rows[-1]
         end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
@@ -73,7 +73,7 @@ def find_best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[s
     return int(np.argmax([a[RETRIEVAL] + b[RETRIEVAL] for a, b in zip(there, back, strict=True)]))
 
 
-def retrieval_curves(ways: Ways) -> Iterator[Curve]:
+def make_retrieval_curves(ways: Ways) -> Iterator[Curve]:
     for (first, second), models in ways.items():
         tokens = sorted(row[BY_TOKENS] for row, *_ in models.values())
         known = next(iter(models.values()))[0]
@@ -93,7 +93,7 @@ def retrieval_curves(ways: Ways) -> Iterator[Curve]:
 
 def make_column_curves(run: Finished, measured: Measured, columns: Way) -> Iterator[Curve]:
     """Draws the value of every layer of a model on one column with the same layer on the other."""
-    names = {f"{model} on {column}": (model, column) for model in _models(run) for column in columns}
+    names = {f"{model} on {column}": (model, column) for model in _list_retrieval_models(run) for column in columns}
     made: dict[str, tuple[list[str], np.ndarray, np.ndarray | None]] = {}
     for matrix in measured.matrices:
         (one, left), (other, right) = names[matrix.rows.model], names[matrix.columns.model]
@@ -113,7 +113,7 @@ def make_column_curves(run: Finished, measured: Measured, columns: Way) -> Itera
         )
 
 
-def _models(run: Finished) -> list[str]:
+def _list_retrieval_models(run: Finished) -> list[str]:
     return list(dict.fromkeys(run.results.tables[RETRIEVAL].column("model")))
 
 
@@ -132,9 +132,9 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     there, back = ways.values()
     best = {model: rows[find_best_layer(rows, back[model])] for model, rows in there.items()}
     model = max(best, key=lambda label: best[label][RETRIEVAL])
-    word, _ = layer_words([row["layer"] for row in there[model]])
+    word, _ = make_layer_namer([row["layer"] for row in there[model]])
     row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
-    what = rows_in(run)
+    what = name_row_unit(run)
     set_headline(
         figure,
         f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({model}, "
@@ -152,9 +152,9 @@ def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -
     curves: dict[str, Curve] = {}
     columns = next(iter(ways))
     for curve in [
-        *retrieval_curves(ways),
+        *make_retrieval_curves(ways),
         *(each for measured in run.results.measures for each in make_column_curves(run, measured, columns)),
     ]:
         curves[find_free_key(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
-    found = list(sentences(ways, rows_in(run)))
+    found = list(sentences(ways, name_row_unit(run)))
     return Part(tables={FOUND: Table(columns=["model", "what"], rows=found)}, curves=curves)

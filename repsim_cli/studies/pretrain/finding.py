@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli.figures.lines import mark_gaps
 from repsim_cli.figures.panels import set_headline
-from repsim_cli.figures.steps import step_panel
+from repsim_cli.figures.steps import make_step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Curve
@@ -22,11 +22,11 @@ class Pretraining:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """loss"""
-    yield "loss", partial(_losses, run.results.curves[TRAINING], run.results.curves[HELD_OUT])
+    yield "loss", partial(_draw_pretraining_loss, run.results.curves[TRAINING], run.results.curves[HELD_OUT])
 
 
-def _losses(training: Curve, held_out: Curve) -> Any:
-    figure, panel = step_panel(range(len(training.at) + 1))
+def _draw_pretraining_loss(training: Curve, held_out: Curve) -> Any:
+    figure, panel = make_step_panel(range(len(training.at) + 1))
     # the loss of step s is that of the weights after s steps
     panel.plot(training.at, mark_gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
     style = {"color": "black", "linewidth": 1.4, "marker": "o", "markersize": 3}

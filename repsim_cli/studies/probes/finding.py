@@ -11,7 +11,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import TIGHT, choose_colours, name_by_block
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.lines import list_layer_figures
-from repsim_cli.figures.panels import bar_beside, set_headline
+from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -161,10 +161,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
         yield from list_layer_figures(run.results.curves, "probes", run.seeds)
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
-        yield slug("probes", model), partial(_model, run, [x for x in matrices if x.rows.model == model])
+        yield slug("probes", model), partial(_draw_probe_maps, run, [x for x in matrices if x.rows.model == model])
 
 
-def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
+def _draw_probe_maps(run: Finished, matrices: Sequence[Matrix]) -> Any:
     """Representations along, targets down, a panel per probe, with its control beneath."""
     from matplotlib.figure import Figure
 
@@ -197,7 +197,7 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     at = range(0, len(layers), step)
     used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
     used[-1].set_xlabel(said, fontsize=7)
-    bar_beside(figure, image, matrices[0].label, extend="max")
+    add_colour_bar(figure, image, matrices[0].label, extend="max")
     set_headline(
         figure,
         f"{matrices[0].rows.model}: which layer says what",

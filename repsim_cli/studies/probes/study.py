@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.activations.places import row_documents
+from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
@@ -35,9 +35,9 @@ from repsim_cli.training.probes import (
     Record,
     Split,
     Targets,
+    compute_majority_error,
     describe_probe_settings,
     fit_unit,
-    largest_class,
 )
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
@@ -175,7 +175,7 @@ class Probes(StudyOfRows):
         linear = self.splits * sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
         speed, trained = measure_speed("cpu")[0], slow * FIT * self.most / 3000
         return {
-            "forward passes": footprint.cost_of_passes(self.extraction),
+            "forward passes": footprint.estimate_passes_cost(self.extraction),
             "fits": Cost(linear + trained * speed, linear / speed + trained / self.hardware.workers),
         }
 
@@ -197,7 +197,7 @@ class Probes(StudyOfRows):
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             given = next(iter(sequences.values()), None)
             numbers = extraction.numbers(0)
-            documents = numbers if given is None else row_documents(given, self.extract)[numbers]
+            documents = numbers if given is None else list_row_documents(given, self.extract)[numbers]
             targets = None
             if self.targets is None:
                 assert given is not None
@@ -315,7 +315,7 @@ class Probes(StudyOfRows):
                         converged = all(each.converged for each in fit)
                         rows.append([label, layer, target, probe, error, fitted, given, converged, given - error])
         largest = {
-            name: float(np.mean([largest_class(classes, split) for split in splits]))
+            name: float(np.mean([compute_majority_error(classes, split) for split in splits]))
             for name, classes in targets.classes.items()
         }
         return Results(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.activations.places import row_examples, row_words
+from repsim_cli.activations.places import list_row_examples, list_row_words
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract
@@ -37,7 +37,7 @@ def make_label_targets(
     """The labels that the data has of the rows of these numbers, of examples or of words. Rows with the same label
     `together` count as one document. Raises BadInput where the data has no labels, or not those that are wanted."""
     of_words = data.labels_of_words() if extract.unit == "word" else {}
-    example = None if sequences.example is None else row_examples(sequences, extract)[numbers]
+    example = None if sequences.example is None else list_row_examples(sequences, extract)[numbers]
     known: Mapping[str, Sequence[Any]] = of_words or (data.labels_of_examples() if example is not None else {})
     if not known:
         words = "" if extract.unit == "word" else ", ".join(data.labels_of_words())
@@ -53,7 +53,7 @@ def make_label_targets(
     chosen = {name: known[name] for name in (*(wanted or known), *((together,) if together else ()))}
     units = documents
     if of_words:
-        word, sentences = row_words(sequences, extract)[numbers], data.sentences()
+        word, sentences = list_row_words(sequences, extract)[numbers], data.sentences()
         places = list(zip(example.tolist(), word.tolist(), strict=True))
         chosen = {name: [labels[i][j] for i, j in places] for name, labels in chosen.items()}
         units = np.unique([sentences[i][j] for i, j in places], return_inverse=True)[1]

@@ -14,7 +14,7 @@ from repsim_cli.models.source import Source
 Map = Float[Tensor, "b h w"]
 
 
-def feature_maps(
+def compute_feature_maps(
     model: nn.Module, source: Source, points: Sequence[HookPoint], pixels: Float[Tensor, "b c i j"], before: int
 ) -> list[Map]:
     """The map of every hook point, for each image. before: places of the model's input before its patches."""

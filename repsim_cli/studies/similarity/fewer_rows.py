@@ -78,7 +78,7 @@ def compare_on_fewer_rows(
     """
     noted = {key: run.manifest.get(key) for key in NOTED}
     last = _count_own_rows(comparison, comparison.total)
-    closest = {label: list(_closest(comparison, label, matrix)) for label, matrix in matrices.items()}
+    closest = {label: list(_find_closest_layer_pairs(comparison, label, matrix)) for label, matrix in matrices.items()}
     rows: list[list[Any]] = []
     for size in list_sample_sizes(last):
         drawn: dict[str, list[Values]] = {label: [] for label in matrices}
@@ -86,9 +86,11 @@ def compare_on_fewer_rows(
             for label, values in _sample(run, comparison, sequences, size, seed).items():
                 drawn[label].append(values)
         for label, samples in drawn.items():
-            rows += _rows(comparison, label, closest[label], size, samples)
+            rows += _tabulate_sampled_pairs(comparison, label, closest[label], size, samples)
     for label, matrix in matrices.items():
-        rows += _rows(comparison, label, closest[label], last, [_values(comparison, label, matrix)])
+        rows += _tabulate_sampled_pairs(
+            comparison, label, closest[label], last, [_take_values_with_chance(comparison, label, matrix)]
+        )
     run.manifest.update(noted)
     order = list(matrices)
     return {FEWER_ROWS: Table(columns=COLUMNS, rows=sorted(rows, key=lambda row: order.index(row[0])))}
@@ -113,7 +115,7 @@ def _sample(
     except (BadInput, NoValue, RunFailed) as error:
         run.warn(f"fewer_rows: {size} rows are left out ({error})")
         return {}
-    return {label: _values(sampled, label, matrix) for label, matrix in made.items()}
+    return {label: _take_values_with_chance(sampled, label, matrix) for label, matrix in made.items()}
 
 
 def _select_suitable_measures(comparison: Comparison, size: int) -> Iterator[tuple[str, Measure]]:
@@ -125,7 +127,7 @@ def _select_suitable_measures(comparison: Comparison, size: int) -> Iterator[tup
         yield label, measure
 
 
-def _values(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Values:
+def _take_values_with_chance(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Values:
     level = chance.compute_chance_level(
         matrix, comparison.units, say_why_unknown(comparison, comparison.measures[label])
     ).cells
@@ -135,7 +137,7 @@ def _values(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Val
     return values, se, by_chance
 
 
-def _closest(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Iterator[Pair]:
+def _find_closest_layer_pairs(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Iterator[Pair]:
     """Finds the closest layers of every two models; of a single one, two of its own."""
     card, places = comparison.measures[label].card, list(comparison.places)
     values = matrix.values.cpu().numpy() * (1 if card.larger_is_closer else -1)
@@ -148,7 +150,7 @@ def _closest(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> It
             yield a.start + int(i), b.start + int(j)
 
 
-def _rows(
+def _tabulate_sampled_pairs(
     comparison: Comparison, label: str, closest: Sequence[Pair], size: int, samples: Sequence[Values]
 ) -> list[list[Any]]:
     rows, layers = [], comparison.layers

@@ -202,7 +202,7 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     for row, matrix in enumerate(same):
         bottom = height - (row + 1) * row_height
         pixels = run.array(matrix.details["images"])[image]
-        planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
+        planes = [pixels, *(_split_into_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
         for column, plane in enumerate(planes):
             axes = place(bottom + 0.005, row_height - 0.01, LEFT + column * cell + 0.005, cell - 0.01)
             axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray")
@@ -220,7 +220,7 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     below.tick_params(length=0, pad=2)
     panels = [place(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
     for panel, layers in zip(panels, run.maps.values(), strict=True):
-        _distances(panel, layers, names, colours)
+        _draw_layer_distances(panel, layers, names, colours)
         for end in ends if several else ():
             panel.axvline(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
@@ -230,14 +230,14 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     return figure
 
 
-def _planes(values: Float[np.ndarray, " cells"], matrix: Matrix) -> dict[str, Float[np.ndarray, "h w"]]:
+def _split_into_planes(values: Float[np.ndarray, " cells"], matrix: Matrix) -> dict[str, Float[np.ndarray, "h w"]]:
     """The map of every layer of one image."""
     shapes = matrix.about["shapes"]
     parts = np.split(values, np.cumsum([height * wide for height, wide in shapes])[:-1])
     return {name: part.reshape(shape) for name, part, shape in zip(matrix.columns.layers, parts, shapes, strict=True)}
 
 
-def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapping[str, str]) -> None:
+def _draw_layer_distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapping[str, str]) -> None:
     """Bars between the layers that they are of, a colour per model."""
     from matplotlib.transforms import ScaledTranslation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -37,16 +37,16 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     most = run.results.analyses["fewer_rows"]["options"]["pairs"]
     for curve in run.results.curves.values():
         if curve.analysis == "fewer_rows":
-            yield slug("fewer-rows", curve.about["measure"]), partial(_figure, curve, most)
+            yield slug("fewer-rows", curve.about["measure"]), partial(_draw_values_by_rows, curve, most)
 
 
-def _figure(curve: Curve, most: int) -> Any:
+def _draw_values_by_rows(curve: Curve, most: int) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE)
     axes = figure.subplots()
     names = [name for name in curve.lines if not name.startswith(CHANCE)][:most]
-    for name, style in zip(names, line_styles(len(names)), strict=True):
+    for name, style in zip(names, choose_line_styles(len(names)), strict=True):
         values, errors = mark_gaps(curve.lines[name]), mark_gaps(curve.errors[name])
         axes.plot(curve.at, values, **style, markersize=3.5, linewidth=1.3, label=name)
         axes.fill_between(curve.at, values - errors, values + errors, color=style["color"], alpha=0.2, linewidth=0)
@@ -59,7 +59,7 @@ def _figure(curve: Curve, most: int) -> Any:
     axes.set_xlabel("rows, random samples of those of the run")
     axes.set_ylabel(str(curve.y), parse_math=False)
     draw_light_grid(axes)
-    legend_beside(axes)
+    add_legend_beside(axes)
     set_headline(figure, f"{curve.y} of the closest layers against the number of rows")
     return figure
 
@@ -91,11 +91,13 @@ def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Pa
             errors=cells["se"],
             about={"quantity": f"fewer rows {measured.label}", "measure": measured.label},
         )
-        changes += [[measured.label, pair, at[-1], *_change(found, at)] for pair, found in by_pair.items()]
+        changes += [
+            [measured.label, pair, at[-1], *_compare_with_all_rows(found, at)] for pair, found in by_pair.items()
+        ]
     return Part(tables={CHANGES: Table(columns=COLUMNS, rows=changes)}, curves=curves)
 
 
-def _change(found: dict[int, Any], at: Sequence[int]) -> list[float | None]:
+def _compare_with_all_rows(found: dict[int, Any], at: Sequence[int]) -> list[float | None]:
     """Computes what the value on all rows differs from that on the largest samples; the error, if theirs is known."""
     whole, half = found.get(at[-1]), found.get(at[-2])
     if whole is None or half is None:

@@ -10,8 +10,8 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import REMEDIES, From0, Positive, say_treatment
-from repsim_cli.figures.heatmap import TICK, choose_card_colours, colour_range, hatch, name_by_block
-from repsim_cli.figures.panels import bar_beside, find_outer_panels, make_panels, name_panels, set_headline
+from repsim_cli.figures.heatmap import TICK, choose_card_colours, choose_colour_range, hatch, name_by_block
+from repsim_cli.figures.panels import add_colour_bar, find_outer_panels, make_panels, name_panels, set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Side, Table
@@ -55,17 +55,17 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """robustness-MEASURE: a panel per remedy; cells that change are marked."""
     change = run.results.analyses["robustness"]["options"]["change"]
     for label, maps in read_remedy_maps(run).items():
-        yield slug("robustness", label), partial(_figure, label, maps, change)
+        yield slug("robustness", label), partial(_draw_remedy_changes, label, maps, change)
 
 
-def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
+def _draw_remedy_changes(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
     """The map of the raw rows, and beside it what each remedy changes."""
     base = maps[NONE]
     card, names = base.measure.card, base.names
     in_words = {name: say_treatment(remedy) for name, remedy in REMEDIES.items()}
     changed = {name: layers.values - base.values for name, layers in maps.items() if name != NONE}
     most = max([float(np.nanmax(np.abs(cells))) for cells in changed.values()] + [1e-12])
-    low, high = colour_range(base.values[np.isfinite(base.values)], card, "values")
+    low, high = choose_colour_range(base.values[np.isfinite(base.values)], card, "values")
     figure, axes = make_panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
     side = axes[0].get_window_extent().width / figure.dpi
     shown, said = name_by_block(names)
@@ -87,7 +87,7 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
         [f"raw rows: {low:.2g} to {high:.2g}", *(f"changes: {in_words.get(name, name)}" for name in changed)],
     )
     image = axes[min(1, len(axes) - 1)].images[0]
-    bar_beside(figure, image, f"change of {card['label']}")
+    add_colour_bar(figure, image, f"change of {card['label']}")
     count = sum(int((np.abs(cells) > change).sum()) for cells in changed.values())
     cells = sum(cells.size for cells in changed.values())
     seen = f"What each remedy changes in {label}: more than {change:g} in {count:,} of {cells:,} cells"

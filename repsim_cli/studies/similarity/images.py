@@ -16,7 +16,7 @@ from repsim_cli.engine.extraction import Extraction
 from repsim_cli.models.source import Source
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.similarity.feature_maps import feature_maps
+from repsim_cli.studies.similarity.feature_maps import compute_feature_maps
 
 
 def check_feature_maps(readings: Sequence[Reading]) -> None:
@@ -38,7 +38,7 @@ def keep_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequence
         codes, firsts = np.unique(given.labels.codes, return_index=True)
         pixels = torch.from_numpy(given.inputs[firsts])
         model = name_errors(reading.label, source.load, False)
-        maps = feature_maps(model, source, reading.points, pixels, tokenizer.before)
+        maps = compute_feature_maps(model, source, reading.points, pixels, tokenizer.before)
         stem = slug("feature_maps", f"{number:02d}", reading.label)
         values = torch.cat([x.flatten(1) for x in maps], 1).double().numpy()
         classes = [given.labels.names[code] for code in codes]

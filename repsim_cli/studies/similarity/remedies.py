@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from repsim_cli.activations.remedies import skip_in_all
-from repsim_cli.activations.rows import total_rows
+from repsim_cli.activations.rows import count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key
 from repsim_cli.base.settings import REMEDIES, Extract, Significance
@@ -50,7 +50,7 @@ def _compare_under_remedy(
     """The matrices of one remedy. Raises BadInput where it does not suit the rows, or no measure of the run."""
     raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
     given = skip_in_all(raw, comparison.tokenizers, extract)
-    total = total_rows(comparison.readings, given, extract)
+    total = count_run_rows(comparison.readings, given, extract)
     treated = replace(comparison, extract=extract, total=total, significance=Significance(chance=False, floor=False))
     treated = replace(treated, measures=_select_suitable_measures(run, comparison, name, extract, total)).add_clusters(
         run, given

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import DPI, legend_beside, line_styles
+from repsim_cli.figures.frame import DPI, add_legend_beside, choose_line_styles
 from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
 from repsim_cli.figures.lines import UNKNOWN, draw_levels, draw_light_grid, find_shared_levels, mark_gaps, name_lines
 from repsim_cli.figures.panels import set_headline, split_into_pages
@@ -50,30 +50,39 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         if about["grid"]:
             for number, pair in enumerate(dict.fromkeys((stitch["head"], stitch["tail"]) for stitch in records)):
                 cells = [stitch for stitch in records if (stitch["head"], stitch["tail"]) == pair]
-                yield slug("stitching", metric, f"{number:02d}", *pair), partial(_grid, cells, metric)
+                yield slug("stitching", metric, f"{number:02d}", *pair), partial(_draw_layer_grid, cells, metric)
             continue
         for name, group in (("all", whole_heads), ("baselines", baselines)):
             layers = list(dict.fromkeys(stitch["head layer"] for stitch in group))
             if len(layers) >= CURVED:
                 yield (
                     f"stitching-{metric}-{name}",
-                    partial(_depth, group, about, metric, random_heads(baselines, metric) if name == "all" else {}),
+                    partial(
+                        _draw_depth_lines,
+                        group,
+                        about,
+                        metric,
+                        summarise_random_heads(baselines, metric) if name == "all" else {},
+                    ),
                 )
                 continue
             most = max(1, BARS // max(1, len({(stitch["head"], stitch["tail"]) for stitch in group})))
             for stem, some in split_into_pages(f"stitching-{metric}-{name}", layers, min(most, LAYERS)):
                 kept = [stitch for stitch in group if stitch["head layer"] in some]
-                yield stem, partial(_bars, kept, about, metric, name, random_heads(baselines, metric))
+                yield (
+                    stem,
+                    partial(_draw_pair_bars, kept, about, metric, name, summarise_random_heads(baselines, metric)),
+                )
     curves = [
         curve
         for curve in run.results.curves.values()
         if not curve.about["head"].endswith(SCRAMBLED) and curve.about["head layer"] == curve.about["tail layer"]
     ]
     if curves:
-        yield "stitching-curves-all", partial(_curves, curves, about)
+        yield "stitching-curves-all", partial(_draw_training_curves, curves, about)
 
 
-def random_heads(baselines: Records, metric: str) -> dict[str, list[float]]:
+def summarise_random_heads(baselines: Records, metric: str) -> dict[str, list[float]]:
     """What heads of random weights lose, by layer: lowest, median and highest."""
     by_layer: dict[str, list[float]] = {}
     for stitch in baselines:
@@ -82,7 +91,9 @@ def random_heads(baselines: Records, metric: str) -> dict[str, list[float]]:
     return {layer: [min(x), float(np.median(x)), max(x)] for layer, x in by_layer.items()}
 
 
-def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, chance: Mapping[str, list[float]]) -> Any:
+def _draw_pair_bars(
+    records: Records, about: Mapping[str, Any], metric: str, name: str, chance: Mapping[str, list[float]]
+) -> Any:
     """A panel per layer, a bar per pair with its standard error; trainings that diverged say so. chance: by layer what
     heads of random weights lose."""
     from matplotlib.figure import Figure
@@ -96,7 +107,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     figure = Figure(figsize=(PANEL * len(layers), max(1.6, ROW * len(pairs) + 0.4)), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, sharex=True, gridspec_kw={"wspace": 0.12}))
     names = _name(pairs, about["kinds"])
-    colours = {name: style["color"] for name, style in _styles(names.values()).items()}
+    colours = {name: style["color"] for name, style in _assign_line_styles(names.values()).items()}
     for panel, layer in zip(panels, layers, strict=True):
         by_pair = {(stitch["head"], stitch["tail"]): stitch for stitch in records if stitch["head layer"] == layer}
         for row, pair in enumerate(pairs):
@@ -123,7 +134,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     panels[0].set_ylim(len(pairs) - 0.4, -0.6)
     panels[len(panels) // 2].set_xlabel(label)
     what = "Baselines" if name == "baselines" else "Stitched models"
-    set_headline(figure, *_say(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
+    set_headline(figure, *_say(about, f"{what}: {_describe_quantity(metric)}", "bars: standard error"))
     several = len(colours) < len(pairs)  # each name stands for several bars, which have their own beside them
     handles: list[Any] = [
         panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items() if several
@@ -137,7 +148,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
         handles += panels[-1].plot([], [], style, color="grey", label="heads of random weights" if chance else UNKNOWN)
     if handles:
         title = "head → tail" if several else None
-        legend_beside(panels[-1], handles=handles, title=title, title_fontsize=7, bbox_to_anchor=(1.02, 0.5))
+        add_legend_beside(panels[-1], handles=handles, title=title, title_fontsize=7, bbox_to_anchor=(1.02, 0.5))
     return figure
 
 
@@ -150,35 +161,37 @@ def _drop_ending(head: str) -> str:
     return head.removesuffix(f" ({_say_ending(head)})")
 
 
-def _kind(label: str, kinds: Mapping[str, str]) -> str:
+def _read_model_kind(label: str, kinds: Mapping[str, str]) -> str:
     """What the model is, without its depth."""
     return kinds[_drop_ending(label)].split(", ")[0].removesuffix("_ln")
 
 
-def _direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
+def _name_direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
     itself = ", itself" if pair[0] == pair[1] else ""
-    return f"{_say_ending(pair[0]) or _kind(pair[0], kinds)} → {_kind(pair[1], kinds)}{itself}"
+    return f"{_say_ending(pair[0]) or _read_model_kind(pair[0], kinds)} → {_read_model_kind(pair[1], kinds)}{itself}"
 
 
 def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple[Any, ...]:
-    return (*(_kind(label, kinds) for label in pair), pair[0] != pair[1], pair)
+    return (*(_read_model_kind(label, kinds) for label in pair), pair[0] != pair[1], pair)
 
 
-def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _assign_line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A style of lines for each name, the first to come the first of the palette."""
     order = list(dict.fromkeys(names))
-    return dict(zip(order, line_styles(len(order)), strict=True))
+    return dict(zip(order, choose_line_styles(len(order)), strict=True))
 
 
 def _name(pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[tuple[str, str], str]:
     """What each pair is called: by the kinds of its models where there are more pairs than colours."""
-    by_kind = {pair: _direction(pair, kinds) for pair in pairs}
+    by_kind = {pair: _name_direction(pair, kinds) for pair in pairs}
     if len(pairs) > NAMED and len(set(by_kind.values())) > 2:
         return by_kind
     return {pair: f"{_say_ending(pair[0]) or pair[0]} → {pair[1]}{', itself' * (pair[0] == pair[1])}" for pair in pairs}
 
 
-def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapping[str, list[float]]) -> Any:
+def _draw_depth_lines(
+    records: Records, about: Mapping[str, Any], metric: str, chance: Mapping[str, list[float]]
+) -> Any:
     """The penalty over the layers at which models are stitched, a line per pair with a band of two standard errors to
     each side; trainings that diverged leave gaps. chance: by layer what heads of random weights lose."""
     from matplotlib.figure import Figure
@@ -187,7 +200,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     pairs = sorted({(each["head"], each["tail"]) for each in records}, key=lambda pair: _order(pair, about["kinds"]))
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
     names, at = _name(pairs, about["kinds"]), np.arange(len(layers))
-    styles, drawn, marked = _styles(names.values()), {}, False
+    styles, drawn, marked = _assign_line_styles(names.values()), {}, False
     figure = Figure(figsize=DEPTH)
     panel = figure.add_axes((0, 0, 1, 1))
     for pair in pairs:
@@ -217,7 +230,9 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
         panel.text(0, 1.01, f"○ {MISLEADS}", transform=panel.transAxes, fontsize=7, va="bottom")
     draw_light_grid(panel)
     name_lines(panel, list(drawn.values()))
-    set_headline(figure, *_say(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
+    set_headline(
+        figure, *_say(about, f"Stitched models: {_describe_quantity(metric)}, by depth", "bands: two standard errors")
+    )
     return figure
 
 
@@ -225,7 +240,7 @@ def _is_marked(stitch: Mapping[str, Any], metric: str) -> bool:
     return stitch.get("misleads") == "yes" and metric != "shared"
 
 
-def _quantity(metric: str) -> str:
+def _describe_quantity(metric: str) -> str:
     return "what rows share beyond the answers" if metric == "shared" else "what each loses"
 
 
@@ -236,7 +251,7 @@ def _say(about: Mapping[str, Any], seen: str, shown: str) -> tuple[str, str]:
     return seen, f"{layer}; {shown}, over {about['evaluation_sequences']:,} sequences"
 
 
-def _grid(records: Records, metric: str) -> Any:
+def _draw_layer_grid(records: Records, metric: str) -> Any:
     """Rows: after which layer of the head; columns: into which of the tail. Cells without a value are crossed out."""
     value, _, label = METRICS[metric]
     rows, columns = (list(dict.fromkeys(stitch[side] for stitch in records)) for side in ("head layer", "tail layer"))
@@ -262,7 +277,7 @@ def _grid(records: Records, metric: str) -> Any:
     return figure
 
 
-def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
+def _draw_training_curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     """Training loss, a panel per layer, coloured by pair; by kinds of models where there are more pairs than colours
     and several kinds."""
     from matplotlib.figure import Figure
@@ -276,7 +291,7 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, gridspec_kw={"wspace": 0.08}))
     ordered = sorted(curves, key=lambda curve: _order(ways(curve), about["kinds"]))
     names = _name(list(dict.fromkeys(map(ways, ordered))), about["kinds"])
-    styles = _styles(names.values())
+    styles = _assign_line_styles(names.values())
     for panel, layer in zip(panels, layers, strict=True):
         there = [curve for curve in ordered if curve.about["head layer"] == layer]
         draw_levels(panel, find_shared_levels(there))
@@ -294,6 +309,6 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     }
     handles = [panels[-1].plot([], [], **{**style, "marker": None}, label=word)[0] for word, style in styles.items()]
     handles += levels.values()
-    legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, ncols=1 + len(styles) // 16)
+    add_legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, ncols=1 + len(styles) // 16)
     set_headline(figure, "How stitched models learn, by the layer after which they are stitched")
     return figure

@@ -21,9 +21,9 @@ from repsim_cli.studies.stitching.models import (
     Inputs,
     Layer,
     Whole,
-    layer_name,
+    list_output_names,
     make_input_batch,
-    output_names,
+    name_layer,
 )
 from repsim_cli.studies.stitching.noise import alter
 
@@ -60,7 +60,7 @@ class Stitch(NamedTuple):
     into: Layer
 
     def __str__(self) -> str:
-        place = layer_name(self.at) if self.at == self.into else f"{layer_name(self.at)} into {layer_name(self.into)}"
+        place = name_layer(self.at) if self.at == self.into else f"{name_layer(self.at)} into {name_layer(self.into)}"
         return f"{self.head} -> {self.tail}, {place}"
 
 
@@ -122,7 +122,7 @@ def make_classification_task(
 
 def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of the models' outputs. Raises BadInput where they differ in order or number, or have no names."""
-    known = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
+    known = {label: tuple(outputs or ()) or list_output_names(source) for label, source in models.items()}
     first = next(iter(models))
     for label, source in models.items():
         names, count = known[label], int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
@@ -264,15 +264,15 @@ def evaluate_stitches(
             tail = tails[label]
             last = tail.depth - 1
             uncut = task.predict(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
-            weights = _sums(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
-            alone.append(_scores(uncut, uncut, len(inputs.ids)))
+            weights = _sum_by_sequence(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
+            alone.append(_score_sequences(uncut, uncut, len(inputs.ids)))
             for stitch in (stitch for stitch in stitches if stitch.tail == label):
                 stream = read.of(stitch).to(tail.device)
                 layer = maps.get(stitch)
                 with tail.autocast():
                     stream = stream if layer is None else layer(stream)
                 logits = _cut(cut, tail, stitch.into)(stream, inputs)
-                stitched[stitch] = _scores(task.predict(logits, inputs, labels), uncut, len(inputs.ids))
+                stitched[stitch] = _score_sequences(task.predict(logits, inputs, labels), uncut, len(inputs.ids))
                 if not torch.isfinite(stitched[stitch]).all():
                     raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
         of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
@@ -287,11 +287,11 @@ def evaluate_stitches(
         whole["weights"],
         {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
         {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
-        counts_of_answers(sequences, task),
+        count_answers(sequences, task),
     )
 
 
-def counts_of_answers(sequences: Sequences, task: PredictionTask) -> Int[np.ndarray, " a"]:
+def count_answers(sequences: Sequences, task: PredictionTask) -> Int[np.ndarray, " a"]:
     if sequences.labels is None:
         answers = sequences.ids[:, 1:][sequences.mask[:, 1:]]
     else:
@@ -339,17 +339,17 @@ class Streams:
         return alter(stitch.head.kind, {stitch.at: stream}, self.inputs, self.labels, self.seed)[stitch.at]
 
 
-def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:
+def _sum_by_sequence(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:
     sequence = predicted.sequence.cpu()
     return torch.zeros(count, dtype=torch.float64).index_add_(0, sequence, values.double().cpu())
 
 
-def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 b"]:
+def _score_sequences(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 b"]:
     """SCORES summed over each sequence."""
     loss = -given.log_p.gather(1, given.right[:, None])[:, 0]
     kl = nn.functional.kl_div(given.log_p, alone.log_p, reduction="none", log_target=True).sum(1)
     values = (loss, given.answer == given.right, kl, given.answer != alone.answer)
-    return torch.stack([_sums(value, given, count) for value in values])
+    return torch.stack([_sum_by_sequence(value, given, count) for value in values])
 
 
 def count_held_out(evaluation: Held, sequences: int, fitted: bool) -> int:

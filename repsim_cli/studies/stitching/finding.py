@@ -90,7 +90,7 @@ def _group_by_direction(records: Records, kinds: Kinds) -> dict[tuple[str, str, 
 )
 def solu_into_gelu_costs_more(records: Records, kinds: Kinds) -> Weighed | Untestable:
     """At every layer a SoLU head before a GELU tail costs more than a GELU head before a SoLU tail."""
-    return _gaps(records, kinds, [(("solu", "gelu"), ("gelu", "solu"))])
+    return _compare_direction_penalties(records, kinds, [(("solu", "gelu"), ("gelu", "solu"))])
 
 
 @claim(
@@ -102,7 +102,7 @@ def solu_into_gelu_costs_more(records: Records, kinds: Kinds) -> Weighed | Untes
 )
 def solu_stitches_better_to_itself(records: Records, kinds: Kinds) -> Weighed | Untestable:
     """SoLU models stitch better to themselves than GELU models do."""
-    return _gaps(records, kinds, [(("gelu", "gelu"), ("solu", "solu"))])
+    return _compare_direction_penalties(records, kinds, [(("gelu", "gelu"), ("solu", "solu"))])
 
 
 @claim(
@@ -114,10 +114,14 @@ def solu_stitches_better_to_itself(records: Records, kinds: Kinds) -> Weighed | 
 )
 def crossing_costs_more_than_gelu_to_itself(records: Records, kinds: Kinds) -> Weighed | Untestable:
     """Both directions between SoLU and GELU cost more than a GELU model to itself."""
-    return _gaps(records, kinds, [(("solu", "gelu"), ("gelu", "gelu")), (("gelu", "solu"), ("gelu", "gelu"))])
+    return _compare_direction_penalties(
+        records, kinds, [(("solu", "gelu"), ("gelu", "gelu")), (("gelu", "solu"), ("gelu", "gelu"))]
+    )
 
 
-def _gaps(records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Direction]]) -> Weighed | Untestable:
+def _compare_direction_penalties(
+    records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Direction]]
+) -> Weighed | Untestable:
     """Differences of the penalties of two directions, mean over layers, of every pair of a SoLU and a GELU model of
     equal depth, each model in one pair. All wanted ones must lie above 0; the value is the lowest."""
     penalties: dict[tuple[str, str], list[float]] = {}
@@ -126,7 +130,7 @@ def _gaps(records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Dire
         if equal and stitch["penalty"] is not None and stitch["head"] in kinds:
             penalties.setdefault((stitch["head"], stitch["tail"]), []).append(stitch["penalty"])
     gaps: list[list[float]] = [[] for _ in wanted]
-    for pair in _pairs(kinds):
+    for pair in _pair_models_by_depth(kinds):
         for found, (more, less) in zip(gaps, wanted, strict=True):
             sides = [penalties.get((pair[head], pair[tail])) for head, tail in (more, less)]
             if all(sides):
@@ -138,7 +142,7 @@ def _gaps(records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Dire
     return Weighed(min(means), replace(require_all_parts(parts), se=parts[int(np.argmin(means))].se))
 
 
-def _pairs(kinds: Kinds) -> list[dict[str, str]]:
+def _pair_models_by_depth(kinds: Kinds) -> list[dict[str, str]]:
     """The models by their activation, `gelu` and `solu`, of every pair of equal depth: the first of each kind, the
     second of each, and so on."""
     by_depth: dict[str, dict[str, list[str]]] = {}

@@ -15,9 +15,9 @@ from repsim_cli.findings.groups import (
     LATE,
     Depths,
     curves,
-    late_gap,
     leave_out_each,
     list_group_figures,
+    measure_late_gap,
     number_groups,
 )
 from repsim_cli.findings.layers import read_block_number
@@ -54,7 +54,7 @@ class Penalties:
 )
 def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
     """Beyond 75 % of the depth stitching between groups costs more than within."""
-    return late_gap(depths)
+    return measure_late_gap(depths)
 
 
 @claim(
@@ -143,10 +143,10 @@ def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Par
         for quantity, (_, _, depths) in by_quantity.items()
         for each in select_claims(claims, quantity)
     ]
-    return Part(curves=lines, tables={"by direction": _directions(by_quantity)}, claims=verdicts)
+    return Part(curves=lines, tables={"by direction": _tabulate_group_means(by_quantity)}, claims=verdicts)
 
 
-def _directions(by_quantity: Mapping[str, Stitched]) -> Table:
+def _tabulate_group_means(by_quantity: Mapping[str, Stitched]) -> Table:
     """Means over pairs of different models by the groups of head and tail."""
     _, layers, first = next(iter(by_quantity.values()))
     numbers = number_groups(first.groups)

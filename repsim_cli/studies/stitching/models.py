@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.points import guess_architecture, take_hidden_states
-from repsim_cli.models.source import AnySource, Source, backbone_path
-from repsim_cli.models.transformers import types_with
+from repsim_cli.models.source import AnySource, Source, find_backbone_path
+from repsim_cli.models.transformers import list_types_with_head
 
 EMBED = -1
 Layer = int
 Auto = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 
-def layer_name(layer: Layer) -> str:
+def name_layer(layer: Layer) -> str:
     return "embed" if layer == EMBED else f"resid_post@{layer}"
 
 
@@ -38,7 +38,11 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
     if not isinstance(source, Source) or not source.has_head:
         raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
     native = source.model_type.startswith("native ") and auto == "AutoModelForCausalLM"
-    why = say_why_uncuttable(source) if native or source.model_type in types_with(auto) else "it has no such head"
+    why = (
+        say_why_uncuttable(source)
+        if native or source.model_type in list_types_with_head(auto)
+        else "it has no such head"
+    )
     if why:
         raise BadInput(
             f"model.{label}: its blocks cannot be stitched under {auto}, got model_type '{source.model_type}' ({why}); "
@@ -61,7 +65,7 @@ def say_why_uncuttable(source: Source) -> str:
     return "" if stream.pick is take_hidden_states else "its blocks pass on more than the stream"
 
 
-def output_names(source: Source) -> tuple[str, ...]:
+def list_output_names(source: Source) -> tuple[str, ...]:
     """The names of a classifier's outputs, in order; () where its config only has LABEL_0, LABEL_1, ..."""
     names = getattr(getattr(source.skeleton, "config", None), "id2label", None) or {}
     outputs = source.labels or tuple(str(names[i]) for i in sorted(names))
@@ -126,7 +130,7 @@ class Whole:
     @cached_property
     def path(self) -> str:
         """Of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
-        backbone = backbone_path(self.model, self.source)
+        backbone = find_backbone_path(self.model, self.source)
         table = (
             self.source.architecture if self.source.plain else guess_architecture(self.model.get_submodule(backbone))
         )

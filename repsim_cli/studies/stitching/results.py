@@ -14,7 +14,7 @@ from repsim_cli.studies.stitching.evaluate import (
     Stitch,
     StitchScores,
 )
-from repsim_cli.studies.stitching.models import Layer, layer_name
+from repsim_cli.studies.stitching.models import Layer, name_layer
 from repsim_cli.studies.stitching.train import StitchFit
 
 RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
@@ -47,9 +47,9 @@ QUANTITIES = {
 }
 
 
-def _row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None) -> list[Any]:
+def _make_stitch_row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None) -> list[Any]:
     """A row of the table; without numbers where the training diverged."""
-    place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
+    place = [str(stitch.head), stitch.tail, name_layer(stitch.at), name_layer(stitch.into)]
     if stitch not in scores.stitched:
         assert fit is not None
         return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
@@ -66,11 +66,11 @@ def _list_alone_scores(scores: StitchScores, label: str) -> list[float]:
     return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
 
 
-def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: StitchScores) -> Curve:
+def make_loss_curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: StitchScores) -> Curve:
     """The training loss, averaged over stretches of steps, each placed at its last."""
     fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
-    parts = _stretches(fit)
-    levels = {RANDOM_HEADS: float(_stretches(random)[-1].mean())} if random and random.diverged is None else {}
+    parts = _split_losses(fit)
+    levels = {RANDOM_HEADS: float(_split_losses(random)[-1].mean())} if random and random.diverged is None else {}
     return Curve(
         x=Axis(name="step"),
         y=Axis(name="training loss", unit="nats"),
@@ -80,8 +80,8 @@ def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: St
             "quantity": "training loss of stitch layers",
             "head": str(stitch.head),
             "tail": stitch.tail,
-            "head layer": layer_name(stitch.at),
-            "tail layer": layer_name(stitch.into),
+            "head layer": name_layer(stitch.at),
+            "tail layer": name_layer(stitch.into),
             "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
             "diverged": fit.diverged,
             **({"levels": levels} if stitch.head.kind == "model" else {}),
@@ -89,23 +89,25 @@ def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: St
     )
 
 
-def _stretches(fit: StitchFit) -> list[np.ndarray]:
+def _split_losses(fit: StitchFit) -> list[np.ndarray]:
     return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
 
 
-def tables_of_pairs(
+def tabulate_stitches(
     stitches: Sequence[Stitch], scores: StitchScores, fits: Mapping[Stitch, StitchFit]
 ) -> dict[str, Table]:
     """A row per stitch, and one per model alone."""
     return {
-        "stitching": Table(columns=PENALTIES, rows=[_row(stitch, scores, fits.get(stitch)) for stitch in stitches]),
+        "stitching": Table(
+            columns=PENALTIES, rows=[_make_stitch_row(stitch, scores, fits.get(stitch)) for stitch in stitches]
+        ),
         "models": Table(
             columns=["model", *ALONE], rows=[[tail, *_list_alone_scores(scores, tail)] for tail in scores.alone]
         ),
     }
 
 
-def results_of_groups(
+def make_group_results(
     run: Run,
     members: Mapping[str, Sequence[str]],
     layers: Mapping[str, Sequence[Layer]],
@@ -124,7 +126,7 @@ def results_of_groups(
             for head, tail in pairs:
                 stitch = Stitch(Head(head), tail, layer, layer)
                 values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
-            place = layer_name(layer)
+            place = name_layer(layer)
             stem = slug(name, place)
             matrices[f"{name}, {place}"] = Matrix(
                 rows=rows,

@@ -18,7 +18,7 @@ from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.engine.bounds import check_memory, describe_models, find_usual_length, suggest_memory_limit
-from repsim_cli.engine.cost import Cost, describe_needs, estimate_products, forward_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_products
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, select_group_models
 from repsim_cli.engine.rows import prepare
@@ -53,9 +53,9 @@ from repsim_cli.studies.stitching.evaluate import (
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scramble
 from repsim_cli.studies.stitching.results import (
-    curve_of_losses,
-    results_of_groups,
-    tables_of_pairs,
+    make_group_results,
+    make_loss_curve,
+    tabulate_stitches,
     warn_of_misled,
 )
 from repsim_cli.studies.stitching.shared import ROWS, measure_shared
@@ -215,7 +215,9 @@ class Stitching(Study):
 
         def estimate_pass(sequences: int) -> Cost:
             models = self.models.values()
-            return 1 / count * forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
+            return (
+                1 / count * estimate_forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
+            )
 
         return {
             "training of stitches": 2.5 * stitches * estimate_pass(steps * self.recipe.batch),
@@ -287,7 +289,7 @@ class Stitching(Study):
         with run.stage("results"):
             classifiers = task.outputs != ()
             if members:
-                return results_of_groups(run, members, self.layers, self.pairs, scores)
+                return make_group_results(run, members, self.layers, self.pairs, scores)
             return self._make_pair_results(scores, fits, classifiers, len(train.ids))
 
     def choose(self, run: Run) -> dict[str, list[str]]:
@@ -390,8 +392,8 @@ class Stitching(Study):
         trained = self.recipe.trained
         return Results(
             study="stitching",
-            tables=tables_of_pairs(self.stitches, scores, fits),
-            curves={str(s): curve_of_losses(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
+            tables=tabulate_stitches(self.stitches, scores, fits),
+            curves={str(s): make_loss_curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
             about={
                 "layer": self.recipe.layer,
                 "init": self.recipe.init,

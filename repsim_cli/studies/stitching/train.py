@@ -206,7 +206,10 @@ def _train(
             part = rows[step][start : start + batch_size]
             inputs = make_input_batch(sequences, part)
             labels = take_labels(sequences, part)
-            count, streams = 0, _streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start)
+            count, streams = (
+                0,
+                _compute_head_streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start),
+            )
             for stitch in running:
                 with tail.autocast():
                     stream = layers[stitch](streams[stitch.at].to(device))
@@ -222,7 +225,7 @@ def _train(
                 broken[stitch] = step
                 losses[stitch].pop()
                 continue
-            _step(layers[stitch], optimisers[stitch], recipe, step, predicted)
+            _apply_gradient_step(layers[stitch], optimisers[stitch], recipe, step, predicted)
     for stitch in stitches:
         if stitch not in broken:
             worse = _find_divergence(losses[stitch], chance)
@@ -235,7 +238,7 @@ def _train(
     }
 
 
-def _step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, predicted: int) -> None:
+def _apply_gradient_step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, predicted: int) -> None:
     """A step on the gradient of the mean over predictions."""
     for weights in layer.parameters():
         if weights.grad is not None:
@@ -264,7 +267,7 @@ def _order(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
     return np.concatenate(passes)[:wanted].reshape(recipe.steps, recipe.batch)
 
 
-def _streams(
+def _compute_head_streams(
     head: Whole, inputs: Any, labels: torch.Tensor | None, stitches: Sequence[Stitch], seed: int
 ) -> Mapping[Layer, torch.Tensor]:
     streams = head.streams(inputs, sorted({stitch.at for stitch in stitches}))
@@ -289,7 +292,7 @@ def _initialise(
     for start in range(0, len(chosen), batch_size):
         some = chosen[start : start + batch_size]
         inputs = make_input_batch(sequences, some)
-        streams = _streams(head, inputs, take_labels(sequences, some), list(layers), seed + start)
+        streams = _compute_head_streams(head, inputs, take_labels(sequences, some), list(layers), seed + start)
         targets = tail.streams(inputs, sorted({stitch.into for stitch in layers}))
         inside = inputs.mask.to(tail.device)
         for stitch, sums in moments.items():

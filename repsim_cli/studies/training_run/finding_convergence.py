@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.lines import draw_levels, find_shared_levels, mark_gaps, name_bands
 from repsim_cli.figures.panels import set_headline
-from repsim_cli.figures.steps import step_panel
+from repsim_cli.figures.steps import make_step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
@@ -109,14 +109,14 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for quantity, point in dict.fromkeys((curve.about["quantity"], curve.about["point"]) for curve in curves):
         kept = [curve for curve in curves if (curve.about["quantity"], curve.about["point"]) == (quantity, point)]
         stem = slug(quantity, point)
-        yield slug(stem, "all"), partial(_means, kept)
+        yield slug(stem, "all"), partial(_draw_means_by_model, kept)
         for number, curve in enumerate(kept) if whole or len(kept) <= FEW else ():
-            yield slug(stem, f"{number:02d}", curve.about["model"]), partial(_layers, curve)
+            yield slug(stem, f"{number:02d}", curve.about["model"]), partial(_draw_layer_curves, curve)
 
 
-def _means(curves: Sequence[Curve]) -> Any:
+def _draw_means_by_model(curves: Sequence[Curve]) -> Any:
     """Mean over layers and the band between the quartiles, a colour per model, smallest first."""
-    figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
+    figure, panel = _make_convergence_panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
     for curve, colour in zip(order, choose_shades(len(order)), strict=True):
         _draw_mean(
@@ -124,13 +124,13 @@ def _means(curves: Sequence[Curve]) -> Any:
         )
     draw_levels(panel, find_shared_levels(curves))
     name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
-    legend_beside(panel)
+    add_legend_beside(panel)
     return figure
 
 
-def _layers(curve: Curve) -> Any:
+def _draw_layer_curves(curve: Curve) -> Any:
     """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
-    figure, panel = _panel([curve], curve.about["model"])
+    figure, panel = _make_convergence_panel([curve], curve.about["model"])
     step = -(-len(curve.lines) // NAMED)
     for number, ((name, values), colour) in enumerate(
         zip(curve.lines.items(), choose_shades(len(curve.lines)), strict=True)
@@ -140,7 +140,7 @@ def _layers(curve: Curve) -> Any:
     _draw_mean(panel, curve, "black", "deciles", "mean")
     draw_levels(panel, find_shared_levels([curve]))
     name_bands(panel, [curve.bands["deciles"].of])
-    legend_beside(panel, fontsize=6)
+    add_legend_beside(panel, fontsize=6)
     return figure
 
 
@@ -152,9 +152,9 @@ def _draw_mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> 
     )
 
 
-def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
+def _make_convergence_panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
     first = curves[0]
-    figure, panel = step_panel([step for curve in curves for step in curve.at])
+    figure, panel = make_step_panel([step for curve in curves for step in curve.at])
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.lines import mark_gaps
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.figures.steps import PANEL
@@ -102,10 +102,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """MEASURE-view"""
     table = run.results.tables[TABLE]
     for measure in dict.fromkeys(table.column("measure")):
-        yield slug(measure, "view"), partial(_view, table, measure)
+        yield slug(measure, "view"), partial(_draw_training_view, table, measure)
 
 
-def _view(table: Table, measure: str) -> Any:
+def _draw_training_view(table: Table, measure: str) -> Any:
     """A panel per quantity; a colour per model, points in the order of steps."""
     from matplotlib.figure import Figure
 
@@ -125,7 +125,7 @@ def _view(table: Table, measure: str) -> Any:
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
     set_headline(figure, f"{list_models(models)}: distance from the last step, beside how good the model is", measure)
-    legend_beside(panels[-1])
+    add_legend_beside(panels[-1])
     return figure
 
 

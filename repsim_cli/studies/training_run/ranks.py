@@ -72,7 +72,7 @@ class Writers:
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
         for kind, layer in itertools.product(wanted, range(source.layers)):
             place = table and table.projection(kind, layer)
-            weight = place and getattr(_owner(source.skeleton, modules.get(place.module)), "weight", None)
+            weight = place and getattr(_find_hooked_module(source.skeleton, modules.get(place.module)), "weight", None)
             if weight is None or weight.ndim != 2:
                 why = table and (
                     table.say_why_missing(kind, layer) or table.say_why_missing(INNER.get(kind, kind), layer)
@@ -116,7 +116,7 @@ class Writers:
         assert self.source.architecture is not None
         place = self.source.architecture.projection(point, layer)
         assert place is not None
-        module = _owner(model, self.source.modules(model)[place.module])
+        module = _find_hooked_module(model, self.source.modules(model)[place.module])
         weight = module.weight.grad if gradient else module.weight
         assert isinstance(weight, Tensor)
         weight = weight.detach()
@@ -125,7 +125,7 @@ class Writers:
         return pick_columns(place, weight, self.source.heads).T
 
 
-def _owner(model: nn.Module, module: nn.Module | None) -> Any:
+def _find_hooked_module(model: nn.Module, module: nn.Module | None) -> Any:
     """The module itself, or where it is a hook point of TransformerLens, the layer whose output it sees."""
     if module is None or type(module).__name__ != "HookPoint":
         return module

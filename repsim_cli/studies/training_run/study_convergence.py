@@ -14,11 +14,11 @@ from repsim_cli.engine.checks import select_suitable
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.counterparts import Counterparts, estimate_counterparts
 from repsim_cli.engine.curves import make_curve, name_curves
-from repsim_cli.engine.record import Sampled, blocks_record
+from repsim_cli.engine.record import Sampled, record_square_matrices
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
-from repsim_cli.engine.without_value import Lacking, measures_with_values
+from repsim_cli.engine.without_value import Lacking, select_measures_with_values
 from repsim_cli.measures import Measure
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
@@ -30,12 +30,12 @@ from repsim_cli.studies.training_run.trainings import (
     TrainingWorker,
     Visit,
     collect_trainings,
-    costs_of_trainings,
-    gap_table,
+    describe_training_needs,
+    estimate_training_costs,
     list_last,
-    needs_of_trainings,
     open_trainings,
     plan_checkpoint_units,
+    tabulate_checkpoint_gaps,
 )
 
 UNTRAINED = "untrained weights (step 0)"  # what chance gives
@@ -87,7 +87,7 @@ class Convergence(Study):
         }
 
     def needs(self, costs: Mapping[str, Cost]) -> dict[str, Any]:
-        return needs_of_trainings(self.trainings.values(), costs, self.hardware)
+        return describe_training_needs(self.trainings.values(), costs, self.hardware)
 
     def costs(self) -> dict[str, Cost]:
         """Every checkpoint is run once, and compared with the last one layer by layer."""
@@ -95,7 +95,7 @@ class Convergence(Study):
         for label, training in self.trainings.items():
             others = (len(training.series.checkpoints) + 1) / 2 if self.pairs else 1 + self.previous
             pairs[label] = int(len(training.compared.layers) * others)
-        return costs_of_trainings(self.trainings.values(), pairs)
+        return estimate_training_costs(self.trainings.values(), pairs)
 
     def run(self, run: Run) -> Results:
         curves = self.curves(run)
@@ -125,7 +125,7 @@ class Convergence(Study):
             training.diagnosis.tables(training.compared.layers)[DIAGNOSTICS] for training in self.trainings.values()
         ]
         whole = Table(columns=DIAGNOSED, rows=[row for table in of_each for row in table.rows])
-        return {**gap_table(self.gaps()), DIAGNOSTICS: whole}
+        return {**tabulate_checkpoint_gaps(self.gaps()), DIAGNOSTICS: whole}
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
@@ -186,7 +186,7 @@ class Course:
             for steps, r, why in missing:
                 layers = (f"{self.training.compared.layers[r].name} at step {step}" for step in steps)
                 run.without_value.append([measure, self.training.label, self.training.label, *layers, why])
-        return measures_with_values(run, found)
+        return select_measures_with_values(run, found)
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:
         """A curve per hook point."""
@@ -261,7 +261,7 @@ class Course:
                 why = {cell: text for (j, k), text in cells.items() if text for cell in ((j, k), (k, j))}
                 undefined |= {layer.name: why} if why else {}
             like = next(iter(by_pair.values()))
-            yield blocks_record(
+            yield record_square_matrices(
                 run,
                 f"{label} between checkpoints of {self.training.label}",
                 self.training.compared.measures[label],

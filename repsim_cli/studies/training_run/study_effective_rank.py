@@ -13,7 +13,7 @@ from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.curves import make_curve, name_curves
 from repsim_cli.engine.study import OfSeries, Study
-from repsim_cli.models.source import backbone_path
+from repsim_cli.models.source import find_backbone_path
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.cache import make_cache_key, use
 from repsim_cli.runs.content import Curve, Results
@@ -177,7 +177,7 @@ class EffectiveRank(Study):
         else:
             model: Any = source.with_head(HEAD).to(device)
             add_loss_gradients(model, sequences.ids, sequences.mask, self.hardware.batch_size)
-            backbone = model.get_submodule(backbone_path(model, source)) if source.plain else model
+            backbone = model.get_submodule(find_backbone_path(model, source)) if source.plain else model
             kinds = {"parameters": False, "gradients": True}
         with torch.no_grad():
             return [

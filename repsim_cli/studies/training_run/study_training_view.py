@@ -13,11 +13,11 @@ from repsim_cli.engine.curves import make_curve, name_curves, omit_nan
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.processes import PairWork
-from repsim_cli.engine.record import Sampled, blocks_record
+from repsim_cli.engine.record import Sampled, record_square_matrices
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
-from repsim_cli.engine.without_value import collect_lacking, measures_with_values
+from repsim_cli.engine.without_value import collect_lacking, select_measures_with_values
 from repsim_cli.runs.content import Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.trainings import (
@@ -26,12 +26,12 @@ from repsim_cli.studies.training_run.trainings import (
     Training,
     TrainingWorker,
     collect_trainings,
-    costs_of_trainings,
-    gap_table,
+    describe_training_needs,
+    estimate_training_costs,
     list_last,
-    needs_of_trainings,
     open_trainings,
     plan_checkpoint_units,
+    tabulate_checkpoint_gaps,
 )
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
@@ -73,13 +73,13 @@ class TrainingView(Study):
             "measures": list(self.measures),
             "forward passes": sum(training.forward_passes for training in trainings),
             **({"processes": self.hardware.workers} if any(measure.slow for measure in self.measures.values()) else {}),
-            **needs_of_trainings(trainings, self.costs(), self.hardware),
+            **describe_training_needs(trainings, self.costs(), self.hardware),
         }
 
     def costs(self) -> dict[str, Cost]:
         """All pairs of layers of every checkpoint."""
         pairs = {label: training.compared.pairs for label, training in self.trainings.items()}
-        return costs_of_trainings(self.trainings.values(), pairs)
+        return estimate_training_costs(self.trainings.values(), pairs)
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
@@ -89,7 +89,9 @@ class TrainingView(Study):
             for place, (label, training) in enumerate(self.trainings.items()):
                 training.make(run)
                 matrices, metrics = self._visit(run, training, work, place)
-                for measure in measures_with_values(run, {k: collect_lacking(x.values()) for k, x in matrices.items()}):
+                for measure in select_measures_with_values(
+                    run, {k: collect_lacking(x.values()) for k, x in matrices.items()}
+                ):
                     by_step = matrices[measure]
                     records.append(self._record(run, training, measure, by_step))
                     curves.append(self._curve(measure, training, by_step))
@@ -102,7 +104,7 @@ class TrainingView(Study):
         return Results(
             study="training_view",
             measures=records,
-            tables={"distance and metrics": view, **gap_table(gaps)},
+            tables={"distance and metrics": view, **tabulate_checkpoint_gaps(gaps)},
             curves=name_curves(curves),
         )
 
@@ -150,7 +152,7 @@ class TrainingView(Study):
         layers = [layer.name for layer in training.compared.layers]
         blocks = {f"step {step}": (layers, matrix.values.cpu().numpy()) for step, matrix in by_step.items()}
         undefined = {f"step {step}": matrix.undefined for step, matrix in by_step.items()}
-        return blocks_record(
+        return record_square_matrices(
             run,
             f"{measure} between layers of {training.label}",
             self.measures[measure],

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.cached import find_cached_reading, open_cache
-from repsim_cli.activations.places import rows_left
+from repsim_cli.activations.places import mark_kept_rows
 from repsim_cli.activations.readings import Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
-from repsim_cli.activations.stored import Recorder, Running, activations_key
+from repsim_cli.activations.stored import Recorder, Running, make_activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
@@ -93,7 +93,7 @@ def list_last(trainings: Iterable["Training"]) -> dict[str, str]:
     }
 
 
-def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
+def estimate_training_costs(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
     """pairs: of layers that are compared at each checkpoint, by the label of the training."""
     parts: dict[str, Cost] = {}
     for training in trainings:
@@ -102,12 +102,12 @@ def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]
     return parts
 
 
-def needs_of_trainings(
+def describe_training_needs(
     trainings: Iterable["Training"], costs: Mapping[str, Cost], hardware: Hardware
 ) -> dict[str, Any]:
     """The end of the plan of trainings that are visited one after the other."""
     trainings = list(trainings)
-    rows = footprint.rows_at_once
+    rows = footprint.count_rows_per_comparison
     return describe_needs(
         costs,
         hardware,
@@ -153,7 +153,7 @@ class Training:
 
     @property
     def forward_passes(self) -> int:
-        return footprint.forward_passes(self.compared) * len(self.series.checkpoints)
+        return footprint.count_forward_passes(self.compared) * len(self.series.checkpoints)
 
     def memory(self, rows: int) -> dict[str, float]:
         """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
@@ -266,7 +266,7 @@ class Training:
         source = checkpoint.open()
         self._check_shape(checkpoint, source)
         identity, compared = source.identity(), self.compared
-        stored = compared.cache and activations_key(
+        stored = compared.cache and make_activations_key(
             identity, sequences[self.label], compared.extract, self.reading.points, compared.hardware.dtype
         )
         known = stored and Entry("activations", stored).known
@@ -287,7 +287,7 @@ class Training:
         entries = open_cache(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
         count = tally(run, {label: opened.source})
-        remedies = Remedies(extract, rows_left(sequences[label], extract))
+        remedies = Remedies(extract, mark_kept_rows(sequences[label], extract))
 
         def give(reading: Reading, module: nn.Module | None = None) -> Iterator[RowBlock]:
             modules = {} if module is None else {label: module}
@@ -389,7 +389,7 @@ class TrainingWorker:
         return training.record(run, number, sequences)
 
 
-def gap_table(gaps: Sequence[Gap]) -> dict[str, Table]:
+def tabulate_checkpoint_gaps(gaps: Sequence[Gap]) -> dict[str, Table]:
     """The checkpoints that are gaps; no table where there are none."""
     rows = [[gap.model, gap.step, gap.why] for gap in gaps]
     return {"checkpoints left out": Table(columns=GAPS, rows=rows)} if rows else {}

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from repsim_cli.activations.batching import TokenTally, batch_by_length, make_input_tensors, measure_lengths
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
-from repsim_cli.activations.places import places_read
+from repsim_cli.activations.places import mark_read_places
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import find_used
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.cost import Cost, forward_cost
+from repsim_cli.engine.cost import Cost, estimate_forward_cost
 from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.points import Architecture
@@ -37,11 +37,11 @@ from repsim_cli.models.precision import (
     Raised,
     cast_inputs,
     choose_rounding_limits,
+    choose_twin_dtype,
     copy_in_precision,
     find_main_dtype,
-    twin_dtype,
 )
-from repsim_cli.models.source import Source, backbone_path
+from repsim_cli.models.source import Source, find_backbone_path
 from repsim_cli.runs.content import CARRIED, OWN
 from repsim_cli.studies.tuned.changes import compute_logit_divergences, encode
 
@@ -76,7 +76,7 @@ class BlockStack:
     @cached_property
     def path(self) -> str:
         """Where the backbone is."""
-        return backbone_path(self.module, self.source) if self.headed else ""
+        return find_backbone_path(self.module, self.source) if self.headed else ""
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
@@ -126,7 +126,7 @@ class BlockStack:
 
 def _choose_places(given: Sequences, extract: Extract) -> np.ndarray:
     """The places that are rows of the run."""
-    places = places_read(given, extract)
+    places = mark_read_places(given, extract)
     return places if given.left_out is None else places & ~given.left_out
 
 
@@ -177,12 +177,12 @@ def estimate_block_costs(
     """What it takes to run the blocks on so many sequences of this length, the base once for each of the turns, and to
     put every block back."""
     first = min(count, hardware.batch_size)
-    alone = forward_cost([*[base] * turns, *tuned, *tuned], count, length, hardware)
-    again = forward_cost([base] * 2 * turns, first, length, hardware)  # a pass in float64 counts as two
+    alone = estimate_forward_cost([*[base] * turns, *tuned, *tuned], count, length, hardware)
+    again = estimate_forward_cost([base] * 2 * turns, first, length, hardware)  # a pass in float64 counts as two
     if not patching:
         return {"blocks on the base's input": alone + again}
     passes = [base] * len(tuned) + [source for source in tuned for _ in range(source.layers + 1)]
-    patched = forward_cost(passes, count, length, hardware, vocabularies=True)
+    patched = estimate_forward_cost(passes, count, length, hardware, vocabularies=True)
     return {"blocks on the base's input": alone + again, "patching, at most": patched}
 
 
@@ -287,7 +287,7 @@ def measure_rounding(
     """Every block again in another precision on the same inputs: the change over the norm, by token, as root mean
     square and as the largest. At least half a rounding; ROUGH roundings where a block refuses the other precision."""
     own = find_main_dtype(base.module)
-    dtype, unit, places = twin_dtype(own, own), UNIT[own], torch.from_numpy(chosen)
+    dtype, unit, places = choose_twin_dtype(own, own), UNIT[own], torch.from_numpy(chosen)
     found = []
     for layer, (block, (args, kwargs), end) in enumerate(zip(base.blocks, calls, ends, strict=True)):
         pick = locate(HookPoint(END, layer), base.source).pick
@@ -354,7 +354,7 @@ def find_promoted(base: BlockStack, direction: Float[Tensor, "b d"]) -> Tensor:
     Through the base's final norm (its gain, and its centring where it centres; what it adds to everything cancels) and
     its head.
     """
-    weights, head, place = make_input_template(base.module), _head(base.module), base.table.final_norm
+    weights, head, place = make_input_template(base.module), _find_output_head(base.module), base.table.final_norm
     norm = (lambda x: x) if place is None else base.modules[place.module]
     unit = direction / direction.norm(dim=1, keepdim=True).clamp_min(1e-300) * direction.shape[1] ** 0.5
     unit = unit.to(weights.device, weights.dtype)
@@ -364,7 +364,7 @@ def find_promoted(base: BlockStack, direction: Float[Tensor, "b d"]) -> Tensor:
     return torch.cat([logits.topk(top).indices, (-logits).topk(top).indices], 1).cpu()
 
 
-def _head(module: Any) -> Any:
+def _find_output_head(module: Any) -> Any:
     return module.get_output_embeddings()
 
 

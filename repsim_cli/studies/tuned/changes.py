@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.places import places_read, rows_left
+from repsim_cli.activations.places import mark_kept_rows, mark_read_places
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
@@ -84,15 +84,17 @@ class Texts:
 
     def __init__(self, tokenizer: Any, sequences: Sequences, extract: Extract):
         self.tokenizer, self.sequences = tokenizer, sequences
-        left = rows_left(sequences, extract)
-        self.sequence, self.place = (x if left is None else x[left] for x in places_read(sequences, extract).nonzero())
+        left = mark_kept_rows(sequences, extract)
+        self.sequence, self.place = (
+            x if left is None else x[left] for x in mark_read_places(sequences, extract).nonzero()
+        )
 
     def tokens(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
         """A line for each of the tokens that change most, of every model, by each quantity."""
         for label, change in changes.items():
             following = change.get(NEXT)
             for by, values in measure_token_changes(change):
-                for row in _largest(values, lambda row: self._begin(row).tobytes(), most):
+                for row in _find_largest_values(values, lambda row: self._begin(row).tobytes(), most):
                     ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
                     predicted = [None] * 2 if following is None else [self.show([i]) for i in following[:, row]]
@@ -107,7 +109,7 @@ class Texts:
                 counts = np.bincount(sequence, minlength=total)
                 sums = np.bincount(sequence, values, total)
                 means = np.divide(sums, counts, out=np.full(total, -np.inf), where=counts > 0)
-                for number in _largest(means, lambda number: self._ids(number).tobytes(), most):
+                for number in _find_largest_values(means, lambda number: self._ids(number).tobytes(), most):
                     ids = self._ids(number)
                     cut = " ..." if len(ids) > EXCERPT else ""
                     yield [label, by, float(means[number]), int(counts[number]), self.show(ids[:EXCERPT]) + cut]
@@ -133,7 +135,7 @@ def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, n
     yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().nanmean(0).numpy()
 
 
-def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
+def _find_largest_values(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
     """Where the largest finite values are; equal values (to three digits) of the same text once."""
     order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]))
     first: dict[Any, int] = {}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import blocks_named, join_into_ranges
-from repsim_cli.figures.frame import COLOURS, legend_beside, line_styles
+from repsim_cli.base.plain import join_into_ranges, name_blocks
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, choose_line_styles
 from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
 from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures, mark_gaps
 from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
@@ -83,7 +83,7 @@ def make_layer_curve(run: Finished, matrix: Matrix) -> Curve:
     )
 
 
-def outputs_row(run: Finished, matrix: Matrix, following: Matrix) -> list[Any]:
+def summarise_output_divergence(run: Finished, matrix: Matrix, following: Matrix) -> list[Any]:
     values, (before, after) = run.array(matrix.values)[0], run.array(following.values)
     quantiles = np.percentile(values, QUANTILES).tolist()
     return [matrix.rows.model, len(values), float(values.mean()), *quantiles, float(values.max()),
@@ -130,7 +130,7 @@ def read_changed_blocks(run: Finished) -> dict[str, ChangedBlocks]:
     return made
 
 
-def _range(values: Sequence[float | None]) -> str:
+def _format_range(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     low, high = (f"{end(known):.2g}" for end in (min, max))
     return low if low == high else f"{low} to {high}"
@@ -145,21 +145,21 @@ def say_changed_blocks(blocks: ChangedBlocks, outside: Sequence[tuple[str, float
     'blocks 2 to 3: own change 0.1 to 0.31; blocks 0 to 1, 4: none above rounding'
     """
     parts = [
-        f"{blocks_named(part)}: own change {_range([blocks.own[block] for block in part])}"
+        f"{name_blocks(part)}: own change {_format_range([blocks.own[block] for block in part])}"
         for part in join_into_ranges(blocks.above)
     ]
     if blocks.rounded:
-        parts.append(f"{blocks_named(blocks.rounded)}: the base's weights, rounded to 16 bits")
+        parts.append(f"{name_blocks(blocks.rounded)}: the base's weights, rounded to 16 bits")
     within = [block for block in blocks.unchanged if blocks.weights[block]]
     if within:
-        parts.append(f"{blocks_named(within)}: other weights, whose own change is within rounding")
+        parts.append(f"{name_blocks(within)}: other weights, whose own change is within rounding")
     untouched = [block for block in blocks.unchanged if block not in within]
     if untouched:
         everywhere = len(untouched) == len(blocks.own)
         parts.append(
             "no block changes anything above rounding"
             if everywhere
-            else f"{blocks_named(untouched)}: none above rounding"
+            else f"{name_blocks(untouched)}: none above rounding"
         )
     if outside:
         named = [f"{name} by {size:.2g}" if size is not None else name for name, size in outside[:NAMED]]
@@ -175,8 +175,8 @@ def say_restored_effect(blocks: ChangedBlocks) -> str:
         return ""
     best = max(known, key=lambda block: known[block])
     return (
-        f"the base's block in place of the model's restores {_range(list(known.values()))} of the effect on the next "
-        f"token, most at block {best}"
+        f"the base's block in place of the model's restores {_format_range(list(known.values()))} of the effect on the "
+        f"next token, most at block {best}"
     )
 
 
@@ -249,19 +249,19 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     relative-difference-all; on demand by-layer-cosine"""
     if blocks := [curve for curve in run.results.curves.values() if curve.about["quantity"] == "blocks"]:
         for name, some in split_into_pages("blocks", blocks, MOST):
-            yield name, partial(_blocks, some)
+            yield name, partial(_draw_block_changes, some)
     yield from list_layer_figures(run.results.curves, "", run.seeds)
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] != COSINE}
     yield from list_layer_figures(curves, "tuned", run.seeds)
     divergences = run.select_kind(KL)
     if divergences:
-        yield "outputs-KL", partial(_histogram, run, divergences)
+        yield "outputs-KL", partial(_draw_divergence_histogram, run, divergences)
     relative = run.select_kind(RELATIVE)
     if whole or len(relative) > FEW:
         yield "relative-difference-all", partial(_map, run, relative)
 
 
-def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
+def _draw_divergence_histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     """The share of tokens by their divergence, on a logarithmic axis; smaller ones than LEAST are in the first bin."""
     from matplotlib.figure import Figure
 
@@ -270,7 +270,7 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     values = {matrix.rows.model: np.maximum(run.array(matrix.values)[0], LEAST) for matrix in divergences}
     ends = [np.log10(max(x.max() for x in values.values()) * 1.01), np.log10(min(x.min() for x in values.values()))]
     edges = np.logspace(ends[1], max(ends[0], ends[1] + 1), BINS + 1)
-    for (model, divergence), style in zip(values.items(), line_styles(len(values)), strict=True):
+    for (model, divergence), style in zip(values.items(), choose_line_styles(len(values)), strict=True):
         shares = np.histogram(divergence, edges)[0] / len(divergence)
         axes.stairs(
             shares,
@@ -284,12 +284,12 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     axes.set_ylabel("share of tokens", fontsize=8)
     axes.tick_params(labelsize=7)
     draw_light_grid(axes)
-    legend_beside(axes)
+    add_legend_beside(axes)
     set_headline(figure, f"How far the predictions of {list_models(list(values))} are from those of {run.base}")
     return figure
 
 
-def _blocks(curves: Sequence[Curve]) -> Any:
+def _draw_block_changes(curves: Sequence[Curve]) -> Any:
     """A panel per model, on a logarithmic axis, as far down as the smallest rounding; what is less stands there."""
     figure, axes = make_panels(len(curves), min(2, len(curves)), 3.1, 2.3, gaps=(0.6, 0.8))
     least = min(float(mark_gaps(curve.lines["rounding"]).min()) for curve in curves) / 2
@@ -310,7 +310,7 @@ def _blocks(curves: Sequence[Curve]) -> Any:
         panel.tick_params(axis="y", labelsize=7)
         draw_light_grid(panel)
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
-    legend_beside(axes[min(1, len(axes) - 1)])
+    add_legend_beside(axes[min(1, len(axes) - 1)])
     set_headline(figure, "Which blocks changed, and which change they carry on")
     return figure
 
@@ -338,7 +338,7 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
 def tuned(run: Finished, options: TunedOptions, claims: Sequence[Claim]) -> Part:
     curves = [make_layer_curve(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.select_kind(kind)]
     following = {matrix.rows.model: matrix for matrix in run.select_kind(NEXT)}
-    rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.select_kind(KL)]
+    rows = [summarise_output_divergence(run, matrix, following[matrix.rows.model]) for matrix in run.select_kind(KL)]
     tables = {"changes of the outputs": Table(columns=OUTPUTS, rows=rows)} if rows else {}
     if of_blocks := read_changed_blocks(run):
         tables[WHERE] = Table(columns=["model", "where"], rows=list_answers(run, of_blocks, rows))

@@ -31,7 +31,7 @@ def use_base_tokenizer(base: str, models: Mapping[str, AnySource]) -> dict[str, 
     tokenizer = live[base].tokenizer
     wanted = name_errors(base, tokenizer)
     for label, source in live.items():
-        if not _knows(name_errors(label, source.tokenizer), wanted):
+        if not _has_all_tokens(name_errors(label, source.tokenizer), wanted):
             raise BadInput(
                 f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
                 "another vocabulary; compare models of one base"
@@ -39,7 +39,7 @@ def use_base_tokenizer(base: str, models: Mapping[str, AnySource]) -> dict[str, 
     return {label: replace(source, tokenizer=tokenizer) for label, source in live.items()}
 
 
-def _knows(tokenizer: Any, wanted: Any) -> bool:
+def _has_all_tokens(tokenizer: Any, wanted: Any) -> bool:
     """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
     if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
         return type(tokenizer) is not type(wanted) or tokenizer == wanted

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import TokenTally, count_batch_places, count_passes
-from repsim_cli.activations.places import rows_left
+from repsim_cli.activations.places import mark_kept_rows
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
@@ -29,14 +29,14 @@ from repsim_cli.engine.bounds import (
 )
 from repsim_cli.engine.cached import Content, Tensors, open_units
 from repsim_cli.engine.comparison import Comparison, make_comparison
-from repsim_cli.engine.cost import Cost, describe_needs, forward_cost, pairs_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_pairs_cost
 from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import omit_nan
 from repsim_cli.engine.rows import hash_models, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
-from repsim_cli.engine.without_value import Lacking, measures_with_values
+from repsim_cli.engine.without_value import Lacking, select_measures_with_values
 from repsim_cli.measures import Measure
-from repsim_cli.models.sizes import are_resident_together, resident_bytes
+from repsim_cli.models.sizes import are_resident_together, count_resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
@@ -143,7 +143,7 @@ class Tuned(Study):
         return {
             "Python and its libraries": 0.5e9,
             **bound_pass(live, compared.extract, hardware, features, together=True),
-            "weights": max(resident_bytes(turn, hardware, together=True) for turn in turns),
+            "weights": max(count_resident_bytes(turn, hardware, together=True) for turn in turns),
             "output heads": 4.0 * max(sum(source.vocabulary * source.width for source in turn) for turn in turns),
             "logits": 4.0 * 4 * cells + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
@@ -175,7 +175,7 @@ class Tuned(Study):
             **describe_needs(
                 self._costs(),
                 compared.hardware,
-                memory=self.memory(footprint.rows_at_once(compared)),
+                memory=self.memory(footprint.count_rows_per_comparison(compared)),
                 disk={"changes of every token": self._changes_bytes()},
                 figures=len(self.measures) + 3,
             ),
@@ -188,7 +188,7 @@ class Tuned(Study):
         return 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned)
 
     def _costs(self) -> dict[str, Cost]:
-        compared, rows = self.comparison, footprint.rows_at_once(self.comparison)
+        compared, rows = self.comparison, footprint.count_rows_per_comparison(self.comparison)
         extract, hardware, live = compared.extract, compared.hardware, compared.live
         length = find_usual_length(live, compared.data, extract)
         total = min(count_most_rows(compared.models, extract), extract.sequences * length)
@@ -197,13 +197,15 @@ class Tuned(Study):
         count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
         of_blocks = live[self.base], [live[x.label] for x in self.tuned], len(self._turns(self.tuned)), length
         return {
-            "forward passes": forward_cost(live.values(), extract.sequences, length, hardware, vocabularies=True),
+            "forward passes": estimate_forward_cost(
+                live.values(), extract.sequences, length, hardware, vocabularies=True
+            ),
             **(
                 estimate_block_costs(*of_blocks, min(self.blocks, extract.sequences), hardware, patching=self.patching)
                 if self.blocks
                 else {}
             ),
-            "similarity": pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
+            "similarity": estimate_pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
         }
 
     def run(self, run: Run) -> Results:
@@ -328,7 +330,7 @@ class Tuned(Study):
     ) -> Iterator[RowBlock]:
         """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
         count, extract, hardware = len(self.reference.layers), self.comparison.extract, self.comparison.hardware
-        remedies = Remedies(extract, rows_left(sequences[self.base], extract))
+        remedies = Remedies(extract, mark_kept_rows(sequences[self.base], extract))
         progress = partial(run.progress, label="activations and outputs", unit="batches")
 
         def stream(reading: Reading, progress: Any) -> Iterator[RowBlock]:
@@ -355,7 +357,7 @@ class Tuned(Study):
             for label, r, why in missing:
                 run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
         self._tokens_listed(run, changes)
-        return {name: comparison.measures[name] for name in measures_with_values(run, found)}
+        return {name: comparison.measures[name] for name in select_measures_with_values(run, found)}
 
     def _tokens_listed(self, run: Run, changes: Mapping[str, Tensors]) -> None:
         """Lists the layers of which tokens have no value, with one warning for each kind."""

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.layout import find_available_width
-from repsim_cli.figures.panels import LONG, bar_beside, set_headline
-from repsim_cli.findings.agreement import agreement_map
+from repsim_cli.figures.panels import LONG, add_colour_bar, set_headline
+from repsim_cli.findings.agreement import draw_agreement_map
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import build_linkage_tree
@@ -83,7 +83,7 @@ class UniversalityOptions:
                 raise BadInput(f"weights: no such measure, got '{label}'; {did_you_mean(label, known)}")
 
 
-def _cells(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
+def _group_matrices_by_measure(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
     """By measure, its card and its matrices."""
     every = run.select_kind(GRID)
     for label in dict.fromkeys(matrix.about["measure"] for matrix in every):
@@ -91,7 +91,7 @@ def _cells(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
         yield label, of_label[0].about["card"], of_label
 
 
-def _margin(run: Finished) -> float:
+def _read_margin(run: Finished) -> float:
     return run.results.about.get("margin", MARGIN)
 
 
@@ -106,7 +106,7 @@ def make_factor_rows(
     run: Finished, label: str, card: Mapping[str, Any], matrices: Sequence[Matrix]
 ) -> Iterator[list[Any]]:
     """A row of the table for every value of every factor."""
-    sign, margin = 1.0 if card["larger_is_closer"] else -1.0, _margin(run)
+    sign, margin = 1.0 if card["larger_is_closer"] else -1.0, _read_margin(run)
     compared = [_compare(run, matrix, sign) for matrix in matrices]
     judged = [judge(cell, margin, run.level) for cell in compared]
     p = {name: correct([getattr(x, name) for x in judged]) for name in list_contrasts(margin)}
@@ -163,13 +163,13 @@ def correlate_over_factors(similar: Float[np.ndarray, "measures cells"]) -> Floa
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universality-factors, universality-values, universality-measures: the answer stands first, also by name"""
     tables = run.results.tables
-    yield "universality-factors", partial(_figure, tables[FACTORS], None)
-    yield "universality-values", partial(_figure, tables[CELLS], "value")
+    yield "universality-factors", partial(_draw_factor_verdicts, tables[FACTORS], None)
+    yield "universality-values", partial(_draw_factor_verdicts, tables[CELLS], "value")
     if matrix := run.results.matrices.get(AGREEMENT):
-        yield "universality-measures", partial(_agreement, run, matrix)
+        yield "universality-measures", partial(_draw_universality_agreement, run, matrix)
 
 
-def _figure(table: Table, value: str | None) -> Any:
+def _draw_factor_verdicts(table: Table, value: str | None) -> Any:
     """Measures by factors, or by the values of all factors: the share of seeds (of a factor the least) as a colour, the
     verdict as a mark."""
     from matplotlib.figure import Figure
@@ -196,7 +196,7 @@ def _figure(table: Table, value: str | None) -> Any:
     axes.patch.set(facecolor="white", edgecolor="0.75", hatch="////")  # where there is no share
     image = axes.imshow(shares, cmap="cividis", vmin=SHOWN[0], vmax=SHOWN[1], aspect="auto")
     if np.isfinite(shares).any():
-        bar_beside(figure, image, "0: untrained or chance; 1: seeds of the base", extend="both", ticks=SHOWN)
+        add_colour_bar(figure, image, "0: untrained or chance; 1: seeds of the base", extend="both", ticks=SHOWN)
     for (row, column), verdict in said.items():
         share = shares[row, column]
         ink = "black" if np.isnan(share) or share > 0.55 else "white"
@@ -248,14 +248,14 @@ def _mark(verdict: str, size: float) -> dict[str, Any]:
     }
 
 
-def _agreement(run: Finished, matrix: Matrix) -> Any:
+def _draw_universality_agreement(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
-    return agreement_map(rho, names, f"{matrix.n} values of factors", matrix.label)
+    return draw_agreement_map(rho, names, f"{matrix.n} values of factors", matrix.label)
 
 
 @analysis(studies=("universality",), unasked=lambda planned: True, figures=figures)
 def universality(run: Finished, options: UniversalityOptions, claims: Sequence[Claim]) -> Part:
-    rows, signed, cells = [], [], list(_cells(run))
+    rows, signed, cells = [], [], list(_group_matrices_by_measure(run))
     options.check_measures([label for label, _, _ in cells])
     for label, card, matrices in cells:
         of_label = list(make_factor_rows(run, label, card, matrices))

@@ -87,7 +87,7 @@ def judge(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -
     alike: the similarity is more than a share 1 - margin of the way to the seeds, from untrained twins and from chance,
     and seeds are above both. apart: it is less than a share `margin` of the way from chance to seeds, and seeds are
     above chance. Neither is known with fewer than three models. Two single models vary as two untrained twins do."""
-    means, left = _means(cell)
+    means, left = _compute_comparison_means(cell)
     asked = list_contrasts(margin)
     weights = np.stack([contrast for every in asked.values() for contrast in every], 1)
     unknown = np.isnan(np.concatenate([means[None], *left])).any(0) @ (weights != 0)
@@ -142,7 +142,7 @@ def _average_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.nda
     return float(block.mean()), *without
 
 
-def _means(cell: FactorComparison) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
+def _compute_comparison_means(cell: FactorComparison) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
     """Takes the means over pairs of a model of the base and one of the value, of two seeds of the base, of two
     untrained twins (of both shapes, where there are two), and chance; and these without each model of the base, of the
     value, and of each shape of twins. NaN where there is no pair. Of two single models none can be left out: twins then

@@ -20,17 +20,17 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import count_activation_bytes, describe_models, find_usual_length
 from repsim_cli.engine.comparison import Comparison, make_comparison
-from repsim_cli.engine.corrections import max_t
-from repsim_cli.engine.cost import Cost, describe_needs, forward_cost
+from repsim_cli.engine.corrections import correct_by_max_t
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.record import card_record
+from repsim_cli.engine.record import make_card_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.models.transformers import draw_untrained, shape_key
+from repsim_cli.models.transformers import draw_untrained, make_shape_key
 from repsim_cli.runs.content import GRID, Matrix, Results, Side
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.universality.rule import MARGIN, find_needed
@@ -122,15 +122,15 @@ class Universality(Study):
         self.cells: list[Cell] = []
         for name, factor in factors.items():
             where = f"options.factors.{name}"
-            base = _seeds(f"{where}.base", factor.base, given["model"])
+            base = _find_entry_seeds(f"{where}.base", factor.base, given["model"])
             if len(factor.values) < 2:
                 raise BadInput(f"{where}.values: two or more are needed, got {list(factor.values)}; name more")
             for value, entry in factor.values.items():
-                others = _seeds(f"{where}.values.{value}", entry, given["model"])
+                others = _find_entry_seeds(f"{where}.values.{value}", entry, given["model"])
                 if entry == factor.base:
                     raise BadInput(f"{where}.values.{value}: it is the base, got '{entry}'; name another entry")
                 sizes[f"{where}.values.{value}"] = len(base), len(others)
-                fresh, shapes = _twins(base, others, twins)
+                fresh, shapes = _draw_untrained_twins(base, others, twins)
                 first = {label: seeds[label] for seeds in (base, others) for label in list(seeds)[:1]}
                 whole = part({**base, **others})
                 self.cells.append(Cell(name, value, len(base), whole, part(fresh), shapes, part(first, tested=True)))
@@ -146,7 +146,7 @@ class Universality(Study):
     def plan(self) -> dict[str, Any]:
         length = find_usual_length(self.live, self.data, self.extract)
         costs = {
-            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "forward passes": estimate_forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
             "similarity": sum(
                 (footprint.estimate_costs(part, part.pairs)["similarity"] for part in self.parts), Cost()
             ),
@@ -158,13 +158,16 @@ class Universality(Study):
             "models": describe_models(self.live, self.hardware),
             "measures": list(self.measures),
             "pairs of layers": sum(part.pairs for part in self.parts),
-            "pairs of rows": footprint.pairs_planned(self.parts[0]),
+            "pairs of rows": footprint.describe_planned_pairs(self.parts[0]),
             "forward passes": len(self.live) * count_passes(self.extract.sequences, length, self.hardware),
             **describe_needs(
                 costs,
                 self.hardware,
                 memory=max(
-                    (footprint.estimate_comparison_memory(part, footprint.rows_at_once(part)) for part in self.parts),
+                    (
+                        footprint.estimate_comparison_memory(part, footprint.count_rows_per_comparison(part))
+                        for part in self.parts
+                    ),
                     key=lambda need: sum(need.values()),
                 ),
                 activations=count_activation_bytes(self.live, self.readings, self.data, self.extract),
@@ -219,7 +222,7 @@ class Universality(Study):
                 raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
             tested.append(similarities[0])
             nulls.append(similarities[1:])
-        family = max_t(sign * torch.tensor(tested), sign * torch.from_numpy(np.stack(nulls, 1)))
+        family = correct_by_max_t(sign * torch.tensor(tested), sign * torch.from_numpy(np.stack(nulls, 1)))
         for cell, observed, null, p_family in zip(self.cells, tested, nulls, family.tolist(), strict=True):
             name = f"{label}, {cell.factor}, {cell.value}"
             whole, fresh = (
@@ -240,7 +243,8 @@ class Universality(Study):
                 label=bound.card.label,
                 about={
                     "kind": GRID, "measure": label, "factor": cell.factor, "value": cell.value, "seeds": cell.seeds,
-                    "shapes": cell.shapes, "tested": float(observed), "p_family": p_family, "card": card_record(bound),
+                    "shapes": cell.shapes, "tested": float(observed), "p_family": p_family,
+                    "card": make_card_record(bound),
                 },
             )  # fmt: skip
 
@@ -258,7 +262,7 @@ def compare_by_closest_layers(
     return made if card.larger_is_closer else -made
 
 
-def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, Source]:
+def _find_entry_seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, Source]:
     """The models of an entry. Raises BadInput for one that is not there, or that has no untrained twins."""
     entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
     if entry not in entries.values():
@@ -268,7 +272,7 @@ def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, 
         source = model[label]
         if not isinstance(source, Source):
             raise BadInput(f"model.{label}: stored activations have no untrained twin, got {entry}; use a model")
-        name_errors(label, shape_key, source)
+        name_errors(label, make_shape_key, source)
         seeds[label] = source
     return seeds
 
@@ -288,11 +292,11 @@ def _check_seeds(sizes: Mapping[str, tuple[int, int]], margin: float, alpha: flo
             )
 
 
-def _twins(base: Models, others: Models, count: int) -> tuple[dict[str, Source], int]:
+def _draw_untrained_twins(base: Models, others: Models, count: int) -> tuple[dict[str, Source], int]:
     """Untrained models in the shapes of the first model of each, and how many of them are in that of the base: all,
     where both shapes are the same."""
     firsts = [next(iter(seeds.items())) for seeds in (base, others)]
-    if shape_key(firsts[0][1]) == shape_key(firsts[1][1]):
+    if make_shape_key(firsts[0][1]) == make_shape_key(firsts[1][1]):
         firsts.pop()
     made = {
         f"untrained {label} {seed}": draw_untrained(source, seed) for label, source in firsts for seed in range(count)

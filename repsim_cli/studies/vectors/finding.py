@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from repsim_cli.base.plain import find_free_key, slug
-from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.layout import SHADED
 from repsim_cli.figures.lines import draw_levels, mark_gaps, name_bands
 from repsim_cli.figures.panels import make_panels, set_headline
@@ -120,7 +120,7 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     figure, axes = make_panels(len(drawn), 3, *PANEL, gaps=GAPS)
     beside = [kind for kind in BESIDE if any(kind in curve.about["levels"] for curve in drawn)]
     for panel, curve in zip(axes, drawn, strict=True):
-        for (kind, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
+        for (kind, values), style in zip(curve.lines.items(), choose_line_styles(len(curve.lines)), strict=True):
             band = curve.bands[kind]
             panel.fill_between(
                 curve.at, mark_gaps(band.low), mark_gaps(band.high), color=style["color"], alpha=0.15, linewidth=0
@@ -139,7 +139,7 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
             panel.set_xlabel(str(curve.x), fontsize=8)
     last = axes[min(2, len(axes) - 1)]
     name_bands(last, [OF])
-    legend_beside(last)
+    add_legend_beside(last)
     kind = find_best_kind(rows)
     row = find_full_fits(rows, MAIN)[kind]
     set_headline(

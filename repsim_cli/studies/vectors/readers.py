@@ -46,7 +46,7 @@ def score_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) 
     return divide_over_documents(right.astype(float), np.ones(len(right)), documents)
 
 
-def largest_class(
+def score_largest_class(
     fitted: Int[np.ndarray, " n"], held_out: LabelledRows, documents: Int[np.ndarray, " k"]
 ) -> Mapping[str, MapScore]:
     """Scores the class that most fitted rows have."""

@@ -90,7 +90,7 @@ def hold_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
     return HeldOut(x, y, documents, retrieve_nearest(x, x, documents), retrieve_nearest(y, y, documents))
 
 
-def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, MapScore]:
+def score_retrieved_neighbours(given: HeldOut, store: Rows) -> dict[str, MapScore]:
     """Scores what queries of the new model find in a store, by name: of the neighbours that the old vectors had, and
     of those that new vectors would have."""
     found, ones = retrieve_nearest(given.y, store, given.documents), np.ones(len(store))
@@ -120,5 +120,5 @@ def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"
     return {
         "R^2": MapScore(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),
         "cosine": divide_over_documents(cosines, np.ones(len(cosines)), given.documents),
-        **neighbours_kept(given, mapped),
+        **score_retrieved_neighbours(given, mapped),
     }

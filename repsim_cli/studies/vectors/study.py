@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 import repsim_cli
-from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.places import list_row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -24,7 +24,7 @@ from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.vectors.fits import KINDS, MapFit, Rows, centre
-from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, largest_class, score_readers
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
     AT,
@@ -36,8 +36,8 @@ from repsim_cli.studies.vectors.scores import (
     MapScore,
     compute_chance_recall,
     hold_out,
-    neighbours_kept,
     score_mapped_rows,
+    score_retrieved_neighbours,
 )
 from repsim_cli.studies.vectors.stored import VectorMap
 
@@ -166,14 +166,14 @@ class VectorMaps(StudyOfRows):
     def _costs(self) -> dict[str, Cost]:
         widths = [max(self.extraction.layers[place].width for place in pair) for pair in self.pairs]
         fits = 2.0 * len(self.kinds) * sum(20.0 * self.most * width**2 + 4.0 * self.most**2 * width for width in widths)
-        return {"forward passes": footprint.cost_of_passes(self.extraction), "fits": Cost(fits, fits / 1e10)}
+        return {"forward passes": footprint.estimate_passes_cost(self.extraction), "fits": Cost(fits, fits / 1e10)}
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
-            documents, classes = extraction.find_documents(sequences), classes_read(extraction, sequences)
+            documents, classes = extraction.find_documents(sequences), find_row_classes(extraction, sequences)
             half = split_documents(documents, self.train_share, self.seed)
         taken, tables = sample(run, extraction, sequences)
         rows: list[list[Any]] = []
@@ -221,9 +221,9 @@ class VectorMaps(StudyOfRows):
         every = np.concatenate(half.fitted)
         chance = compute_chance_recall(out)
         if classes is not None and has_two_classes(classes[every]):
-            chance |= largest_class(classes[every], LabelledRows(out.y, classes[half.held_out]), out.documents)
+            chance |= score_largest_class(classes[every], LabelledRows(out.y, classes[half.held_out]), out.documents)
         yield from list_scores(BY_CHANCE, [0, 0], chance)
-        yield from list_scores(RENEWED, [0, 0], neighbours_kept(out, out.y) | read(y[every], every))
+        yield from list_scores(RENEWED, [0, 0], score_retrieved_neighbours(out, out.y) | read(y[every], every))
         yield from list_scores(BEFORE, [0, 0], read(x[every], every, out.x))
         if old.width == new.width:
             yield from list_scores(AS_THEY_ARE, [0, 0], score_mapped_rows(out, out.x, mean) | read(x[every], every))
@@ -264,10 +264,10 @@ def name_map_file(kind: str, old: Layer, new: Layer) -> str:
     return slug(kind, old.model, old.name, new.model, new.name)
 
 
-def classes_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"] | None:
+def find_row_classes(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"] | None:
     """Finds the class of every sampled row, where the data has labels."""
     given = next(iter(sequences.values()), None)
-    labels = None if given is None else row_labels(given, extraction.extract)
+    labels = None if given is None else list_row_labels(given, extraction.extract)
     return None if labels is None else labels[extraction.numbers(0)]
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import blocks_named, join_into_ranges
+from repsim_cli.base.plain import join_into_ranges, name_blocks
 
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
@@ -222,8 +222,6 @@ def name_part_ranges(keys: Sequence[str]) -> str:
     for of_blocks, some in groupby(keys, lambda key: key.removeprefix("block ").isdigit()):
         named = list(some)
         made += (
-            map(blocks_named, join_into_ranges(int(key.removeprefix("block ")) for key in named))
-            if of_blocks
-            else named
+            map(name_blocks, join_into_ranges(int(key.removeprefix("block ")) for key in named)) if of_blocks else named
         )
     return ", ".join(made)

@@ -33,7 +33,7 @@ def compare_dumps(first: Dump, second: Dump, labels: tuple[str, str]) -> Answer:
         other = find_different_token(first.sequences(), second.sequences(), labels)
         if other is not None:
             return answer_different_ids(other, labels, name_dump_sequences(first))
-    order = _rows(first, second)
+    order = _order_second_rows(first, second)
     pairs = (
         (a, b, "; ".join(f"{label}: {text}" for label, text in zip(labels, (s, t), strict=True) if text))
         for a, s in first.readings()
@@ -79,7 +79,7 @@ def answer_different_ids(other: Difference, labels: tuple[str, str], inputs: str
     return Answer(DIFFERENT, *labels, [replace(other, inputs=[inputs])], inputs=[inputs], given="")
 
 
-def _rows(first: Dump, second: Dump) -> Tensor | None:
+def _order_second_rows(first: Dump, second: Dump) -> Tensor | None:
     """The rows of the second in the order of the first's, where both name them; None: they are in one order."""
     if first.ids is not None and second.ids is not None and first.tokens is None:
         places = {name: number for number, name in enumerate(second.ids)}
@@ -93,7 +93,7 @@ def _rows(first: Dump, second: Dump) -> Tensor | None:
     return None
 
 
-def _layers(first: Dump, second: Dump) -> list[tuple[str, int, Tensor, Tensor]]:
+def _pair_common_layers(first: Dump, second: Dump) -> list[tuple[str, int, Tensor, Tensor]]:
     """What both hold: the name of a layer, its depth, and its rows."""
     if first.depths is not None and second.depths is not None:
         a, b = (dict(zip(each.depths or (), each.streams, strict=True)) for each in (first, second))
@@ -120,7 +120,7 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
     batch = Batch(name_dump_sequences(first), ids or {}, mask)
     right, worst, equal, before = [], (0.0, 0.0), True, None
     finding = None
-    for name, depth, a, b in _layers(first, second):
+    for name, depth, a, b in _pair_common_layers(first, second):
         y = b if order is None else b[order]
         if a.shape != y.shape:
             raise BadInput(f"{name}: widths differ, got {a.shape[1]} and {y.shape[1]}; give dumps of one shape")

@@ -131,7 +131,7 @@ def read_dump(
             ours, theirs = getattr(first, what), getattr(part, what)
             if ours != theirs:
                 raise BadInput(f"{part.label}: its {what} are not those of {first.label}, got {theirs}; write one dump")
-        if _widths(part) != _widths(first) or (part.second is None) != (first.second is None):
+        if _list_stream_widths(part) != _list_stream_widths(first) or (part.second is None) != (first.second is None):
             raise BadInput(f"{part.label}: its width or streams are not those of {first.label}; write one dump")
     whole = replace(
         first,
@@ -150,7 +150,7 @@ def _join(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     return None if any(part is None for part in parts) else join(parts)
 
 
-def _widths(dump: Dump) -> set[int]:
+def _list_stream_widths(dump: Dump) -> set[int]:
     return {x.shape[1] for x in [*dump.streams, *(dump.second or ())]}
 
 
@@ -177,7 +177,7 @@ def _read(file: Path, settings: Settings) -> Dump:
     layers, layer_ids, ids, documents = settings
     if layer_ids is None and LAYERS in integers:
         layer_ids = [int(number) for number in integers[LAYERS]()]
-    tokens = _tokens(file, shapes, integers)
+    tokens = _read_token_ids(file, shapes, integers)
 
     def values(name: str) -> Tensor:
         shape, kind = shapes[name]
@@ -195,7 +195,7 @@ def _read(file: Path, settings: Settings) -> Dump:
     stacked = next((name for name in (STATES, LENS) if len(shapes.get(name, ((),))[0]) == 3), None)
     second = None
     if stacked is not None:
-        axis = _axis(file, stacked, shapes[stacked][0], tokens)
+        axis = _find_layer_axis(file, stacked, shapes[stacked][0], tokens)
         streams, kinds = list(values(stacked).unbind(axis)), {shapes[stacked][1]}
         names = [f"layer {number} of {stacked}" for number in range(len(streams))]
         if SECOND in shapes:
@@ -207,11 +207,11 @@ def _read(file: Path, settings: Settings) -> Dump:
             second = list(values(SECOND).unbind(axis))
         depths = None if layer_ids is None else [number + (stacked == LENS) for number in layer_ids]
     else:
-        names = _names(file, shapes, layers, {ids, documents})
+        names = _list_layer_names(file, shapes, layers, {ids, documents})
         streams, kinds = [values(name) for name in names], {shapes[name][1] for name in names}
-        depths = layer_ids if layer_ids is not None else _depths(file, names)
+        depths = layer_ids if layer_ids is not None else _read_layer_depths(file, names)
     _check(file, names, streams, depths, None if tokens is None else len(tokens))
-    belongs, named = _column(documents, DOCUMENTS, integers), _column(ids, IDS, integers)
+    belongs, named = _read_text_column(documents, DOCUMENTS, integers), _read_text_column(ids, IDS, integers)
     dtypes = {torch.float32 if kind in EXACT else DTYPES[kind] for kind in kinds}
     if len(dtypes) > 1:
         raise BadInput(f"{file}: layers have several precisions, got {sorted(map(str, dtypes))}; write one")
@@ -221,7 +221,7 @@ def _read(file: Path, settings: Settings) -> Dump:
         names=names,
         depths=depths,
         outputs=stacked == LENS,
-        lengths=_lengths(file, belongs, len(streams[0])),
+        lengths=_count_document_rows(file, belongs, len(streams[0])),
         streams=streams,
         second=second,
         tokens=tokens,
@@ -230,7 +230,7 @@ def _read(file: Path, settings: Settings) -> Dump:
     )
 
 
-def _tokens(file: Path, shapes: Mapping[str, Any], integers: Mapping[str, Any]) -> list[int] | None:
+def _read_token_ids(file: Path, shapes: Mapping[str, Any], integers: Mapping[str, Any]) -> list[int] | None:
     name = next((name for name in TOKENS if name in shapes or name in integers), None)
     if name is None:
         return None
@@ -241,7 +241,7 @@ def _tokens(file: Path, shapes: Mapping[str, Any], integers: Mapping[str, Any]) 
     return list(tokens)
 
 
-def _axis(file: Path, name: str, shape: Sequence[int], tokens: Sequence[int] | None) -> int:
+def _find_layer_axis(file: Path, name: str, shape: Sequence[int], tokens: Sequence[int] | None) -> int:
     """Where the layers are: as documented, unless the number of ids says otherwise."""
     axis = 1 if name == STATES else 0
     if tokens is None or shape[1 - axis] == len(tokens):
@@ -252,7 +252,9 @@ def _axis(file: Path, name: str, shape: Sequence[int], tokens: Sequence[int] | N
     raise BadInput(f"{file}: `{name}` must be {form}, got {tuple(shape)}; write one row for each token id")
 
 
-def _names(file: Path, shapes: Mapping[str, Any], layers: Sequence[str] | None, other: set[str | None]) -> list[str]:
+def _list_layer_names(
+    file: Path, shapes: Mapping[str, Any], layers: Sequence[str] | None, other: set[str | None]
+) -> list[str]:
     taken = {*TOKENS, *IDS, *DOCUMENTS, LAYERS, *other}
     names = list(layers) if layers is not None else sorted((x for x in shapes if x not in taken), key=make_natural_key)
     lost = next((name for name in names if name not in shapes), None)
@@ -266,7 +268,7 @@ def _names(file: Path, shapes: Mapping[str, Any], layers: Sequence[str] | None, 
     return names
 
 
-def _depths(file: Path, names: Sequence[str]) -> list[int] | None:
+def _read_layer_depths(file: Path, names: Sequence[str]) -> list[int] | None:
     """From names of hook points. Raises BadInput for hook points that are not of the stream."""
     found = [DEPTH.fullmatch(name) for name in names]
     if not any(found):
@@ -290,7 +292,7 @@ def _check(
         )
 
 
-def _column(name: str | None, usual: Sequence[str], integers: Mapping[str, Any]) -> list[str] | None:
+def _read_text_column(name: str | None, usual: Sequence[str], integers: Mapping[str, Any]) -> list[str] | None:
     found = name or next((each for each in usual if each in integers), None)
     if found is None:
         return None
@@ -299,7 +301,7 @@ def _column(name: str | None, usual: Sequence[str], integers: Mapping[str, Any])
     return [str(each) for each in integers[found]()]
 
 
-def _lengths(file: Path, documents: Sequence[str] | None, rows: int) -> list[int]:
+def _count_document_rows(file: Path, documents: Sequence[str] | None, rows: int) -> list[int]:
     """Of the runs of rows of one document. Raises BadInput where the rows of one do not follow each other."""
     if documents is None:
         return [rows]

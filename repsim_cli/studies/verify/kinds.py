@@ -158,7 +158,7 @@ def _name_norm_errors(e: ErrorTensors) -> Iterator[Named]:
         by_rms = e.x / e.x.square().mean(1, keepdim=True).sqrt()
         by_deviation = centred / centred.square().mean(1, keepdim=True).sqrt()
         for fits, other, name in ((by_deviation, by_rms, "RMS"), (by_rms, by_deviation, "layer")):
-            if _affine(fits, e.r) and not _affine(fits, e.c) and _affine(other, e.c):
+            if _is_affine(fits, e.r) and not _is_affine(fits, e.c) and _is_affine(other, e.c):
                 yield "norm type", f"it is a norm of the {name} kind" if name == "RMS" else "it is a layer norm"
     if by_row < min(0.02, by_feature) and e.relative < 0.5:
         yield "epsilon", "each row is multiplied by a number of its own: another epsilon"
@@ -173,7 +173,7 @@ def _scale_rows(e: ErrorTensors) -> float:
     return 1 - e.explain((scale * fit).reshape(e.e.shape))
 
 
-def _affine(x: Tensor, y: Tensor) -> bool:
+def _is_affine(x: Tensor, y: Tensor) -> bool:
     """Whether each feature of y is a gain and a bias on that of x."""
     x0, y0 = x - x.mean(0), y - y.mean(0)
     b = (x0 * y0).sum(0) / x0.square().sum(0).clamp_min(1e-300)
@@ -231,14 +231,14 @@ def _cap(e: ErrorTensors) -> str | None:
     """A soft cap that the candidate lacks, has alone, or has at another value."""
     big = max(float(e.r.abs().max()), float(e.c.abs().max()))
     for inner, outer, what in ((e.c, e.r, "is missing"), (e.r, e.c, "is the candidate's alone")):
-        for cap in _caps(inner, outer, big):
+        for cap in _fit_caps(inner, outer, big):
             left = float((cap * torch.tanh(inner / cap) - outer).square().sum())
             if left < max(1e-6, e.rounding) * float(e.e.square().sum()):
                 return f"a soft cap {what} (at {cap:.4g})"
     return None
 
 
-def _caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
+def _fit_caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
     """The cap that fits best, by bisection on the largest value."""
     at = int(inner.abs().argmax())
     x, y = abs(float(inner.flatten()[at])), abs(float(outer.flatten()[at]))

@@ -71,7 +71,11 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
                 calls = record_pass(reference.model, units, batch, run.precisions)
         with run_or_refuse(run.labels[1], batch):
             results.append(replay_pass(candidate.model, candidate.units, batch, calls, run.precisions, inside=inside))
-    rows = None if isinstance(reference, Saved) else _rows(reference.model, candidate.model, run.precisions.coarse)
+    rows = (
+        None
+        if isinstance(reference, Saved)
+        else _check_vocabulary_rows(reference.model, candidate.model, run.precisions.coarse)
+    )
     return Passes(results, tensors, rows, partial(first.run, candidate.model))
 
 
@@ -105,7 +109,7 @@ def run_by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Pas
     _check_repeats([calls[0][OUT].out[""], again.result], reference.model, run.labels[0])
     _check_repeats([each.result for each in free], candidate.model, run.labels[1])
     with _load_embedding(reference), _load_embedding(candidate):
-        rows = _rows(reference.model, candidate.model, run.precisions.coarse)
+        rows = _check_vocabulary_rows(reference.model, candidate.model, run.precisions.coarse)
     return Passes([each.result for each in replays], compared.tensors(), rows, lambda: free[0].result)
 
 
@@ -229,7 +233,7 @@ def _load_embedding(side: InMemory) -> AbstractContextManager[None]:
     return side.load(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
 
 
-def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
+def _check_vocabulary_rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
     """Every row of the vocabulary through the embeddings."""
     ours, theirs = find_embeddings(reference), find_embeddings(candidate)
     if ours is None or theirs is None:

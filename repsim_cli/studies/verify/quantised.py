@@ -60,7 +60,7 @@ def compute_half_ranges(weights: Tensor, group: int, centred: bool) -> Tensor:
     return grouped.abs().amax(2) if centred else (grouped.amax(2) - grouped.amin(2)) / 2
 
 
-def inputs_last(weights: Tensor, module: object) -> Tensor:
+def move_inputs_last(weights: Tensor, module: object) -> Tensor:
     """The weights of a linear map, (outputs, inputs)."""
     return weights.T if type(module).__name__ == "Conv1D" else weights
 
@@ -84,7 +84,7 @@ def measure_rounding_noise(finding: Finding) -> Noise | None:
     else:
         if finding.entered is None or c.shape != r.shape:
             return None
-        w = inputs_last(w, module)
+        w = move_inputs_last(w, module)
         x = places.tokens(finding.entered)[0].double().flatten(1)
         if x.shape[1] != w.shape[1]:
             return None
@@ -149,7 +149,7 @@ def find_rounding(found: Sequence[QuantisationFit], pairs: Sequence[tuple[Tensor
     pairs: some rows of weights of the reference and of the candidate; without any, errors alone decide.
     """
     if not pairs:
-        return _loosely(found[0]) if found else None
+        return _keep_large_misfits(found[0]) if found else None
     most = {fit: [_measure_largest_error(fit, x.double(), y.double()) for x, y in pairs] for fit in found}
     within = [fit for fit in found if median(most[fit]) <= (FLOATING if fit.scheme.group == 1 else UNIFORM)]
     if within:
@@ -163,10 +163,10 @@ def find_rounding(found: Sequence[QuantisationFit], pairs: Sequence[tuple[Tensor
         ),
         None,
     )
-    return few and _loosely(few)
+    return few and _keep_large_misfits(few)
 
 
-def _loosely(fit: QuantisationFit) -> QuantisationFit:
+def _keep_large_misfits(fit: QuantisationFit) -> QuantisationFit:
     return replace(fit, worse={place: by for place, by in fit.worse.items() if by > LOOSELY})
 
 

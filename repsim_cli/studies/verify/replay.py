@@ -114,7 +114,7 @@ def record_pass(
             call.floor = (
                 bound_rounding(call.out, places, coarse)
                 if dtype is None
-                else _norms(repeat(call, dtype), call.out, places)
+                else _measure_floor_norms(repeat(call, dtype), call.out, places)
             )
 
     with hook_units(units, enter, leave) as hooks, torch.no_grad():
@@ -145,7 +145,7 @@ def record_points(call: Call, places: Places, precisions: Precisions, *, free: b
     coarse, twin = precisions
     if twin is None:
         return Points(refs, bound_rounding(refs, places, coarse), again)
-    return Points(refs, _norms(repeat(call, twin, {} if free else refs), refs, places), again)
+    return Points(refs, _measure_floor_norms(repeat(call, twin, {} if free else refs), refs, places), again)
 
 
 def sketch_left(points: Points, places: Places) -> Points:
@@ -154,7 +154,7 @@ def sketch_left(points: Points, places: Places) -> Points:
     return replace(points, refs=refs, checksums={name: compute_checksum(x) for name, x in points.refs.items()})
 
 
-def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
+def _measure_floor_norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
     return {
         name: rounding.measure_rounding_norms(x, refs[name], places)
         for name, x in floors.items()

@@ -26,23 +26,23 @@ class Places:
         if x.ndim > 2 and x.shape[0] != batch and x.shape[0] % batch == 0 and x.shape[1] == length:
             x = x.unflatten(0, (batch, -1))  # (batch x heads, position, d)
         if x.ndim >= 3 and x.shape[:2] == (batch, length):
-            return _parts(x[mask]), True
+            return _arrange_in_parts(x[mask]), True
         if x.ndim == 4 and x.shape[0] == batch and x.shape[2] == length:
             return x.transpose(1, 2)[mask], True
         if x.ndim == 4 and x.shape[1:3] == (batch, length):
-            return _parts(x.movedim(0, 2)[mask]), True
+            return _arrange_in_parts(x.movedim(0, 2)[mask]), True
         if x.ndim == 2 and len(x) == batch * length:
-            return _parts(x[mask.flatten()]), True
+            return _arrange_in_parts(x[mask.flatten()]), True
         if x.ndim == 3 and x.shape[:2] == (length, batch):
-            return _parts(x.transpose(0, 1)[mask]), True
-        return _parts(x.reshape(-1, x.shape[-1] if x.ndim else 1)), False
+            return _arrange_in_parts(x.transpose(0, 1)[mask]), True
+        return _arrange_in_parts(x.reshape(-1, x.shape[-1] if x.ndim else 1)), False
 
     @property
     def count(self) -> int:
         return int(self.mask.sum())
 
 
-def _parts(x: Tensor) -> Tensor:
+def _arrange_in_parts(x: Tensor) -> Tensor:
     return x if x.ndim == 3 else x.flatten(2) if x.ndim > 3 else x[:, None]
 
 

@@ -50,7 +50,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
     module inside does; part by part, until that is more than a gigabyte, and from there on sketches of it."""
     units, dtype = split_into_units(model), precision.find_main_dtype(model)
-    precisions, room = Precisions(dtype, precision.twin_dtype(dtype, dtype)), INSIDE
+    precisions, room = Precisions(dtype, precision.choose_twin_dtype(dtype, dtype)), INSIDE
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):

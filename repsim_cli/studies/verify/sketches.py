@@ -22,7 +22,7 @@ COLUMNS = 32  # projections of a row: the norm of its error is known to 12 %
 
 
 @lru_cache(maxsize=64)
-def _signs(width: int) -> Float[Tensor, "d k"]:
+def _make_fixed_signs(width: int) -> Float[Tensor, "d k"]:
     """Makes signs that are the same on every machine and in every version, so no generator of random numbers makes
     them."""
     drawn = hashlib.shake_256(str(width).encode()).digest(width * COLUMNS // 8)
@@ -34,7 +34,7 @@ def sketch_rows(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
     """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
     than half of a rounding."""
     rows = zero_masked_values(raise_precision(places.tokens(x)[0])).double()
-    return torch.cat([rows @ _signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()
+    return torch.cat([rows @ _make_fixed_signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()
 
 
 def compute_checksum(x: Tensor) -> str:

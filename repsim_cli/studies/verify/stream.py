@@ -103,7 +103,7 @@ def replay_on(
     first: the dump is the reference. quick: rounding is not measured. Raises BadInput where the two cannot be compared.
     """
     own = precision.find_main_dtype(model)
-    twin = None if quick else precision.twin_dtype(own, dump.dtype)
+    twin = None if quick else precision.choose_twin_dtype(own, dump.dtype)
     pair = DumpPair(dump, model, labels, first, precision.choose_coarser_dtype(own, dump.dtype), twin)
     return choose_best_answer(
         (_answer(replace(pair, dump=each), progress), sentence) for each, sentence in dump.readings()
@@ -132,7 +132,7 @@ def _answer(pair: DumpPair, progress: Progress) -> Answer:
     blocks = [unit for unit in units if unit.block is not None]
     if not blocks or any(not unit.key.startswith("block ") for unit in blocks):
         raise BadInput(f"{dump.label}: it holds one stream, got a model of several or none; give the model that ran")
-    batches = list(_batches(dump, inputs.read_input_shape(model)))
+    batches = list(_batch_dump_by_length(dump, inputs.read_input_shape(model)))
     table = find_hook_point_table(model)
     given = dump.index_streams(len(table.shared) if table is not None and table.shared else len(blocks))
     seen = StreamFindings()
@@ -161,7 +161,7 @@ def _answer(pair: DumpPair, progress: Progress) -> Answer:
         differences=differences,
         right=[key for key in seen.order if key in seen.right - wrong],
         worst=seen.worst,
-        effect={} if part else _effect(pair, seen),
+        effect={} if part else _measure_dump_effect(pair, seen),
         inputs=[name_dump_sequences(dump)],
         given="" if part else GIVEN,
         notes=[*dump.notes, *([NORMED] if seen.normed else [])],
@@ -173,7 +173,7 @@ def name_dump_sequences(dump: Dump) -> str:
     return f"the {count} sequences of the dump" if count > 1 else "the sequence of the dump"
 
 
-def _batches(dump: Dump, shape: inputs.InputShape | None) -> Iterator[tuple[Batch, Tensor]]:
+def _batch_dump_by_length(dump: Dump, shape: inputs.InputShape | None) -> Iterator[tuple[Batch, Tensor]]:
     """Sequences of one length at a time, so that none is padded, and the rows of the dump that are theirs."""
     sequences = dump.sequences()
     most = max(max(each) for each in sequences)
@@ -317,7 +317,7 @@ def _count(each: Difference, seen: StreamFindings) -> Difference:
     return replace(each, about=f"{each.about}; {about}")
 
 
-def _effect(pair: DumpPair, seen: StreamFindings) -> dict[str, float]:
+def _measure_dump_effect(pair: DumpPair, seen: StreamFindings) -> dict[str, float]:
     if seen.on_dump is None or seen.equal:
         return {}
     batch, out = seen.on_dump

@@ -18,7 +18,7 @@ from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import OF_WEIGHTS
 from repsim_cli.studies.verify.passes import Passes, VerifyRun, find_embeddings, run_by_part, run_whole
-from repsim_cli.studies.verify.quantised import copy_some_rows, find_quantisation_fits, find_rounding, inputs_last
+from repsim_cli.studies.verify.quantised import copy_some_rows, find_quantisation_fits, find_rounding, move_inputs_last
 from repsim_cli.studies.verify.replay import Precisions
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory, OnDisk
@@ -50,9 +50,11 @@ def verify_models(
     candidate = InMemory(candidate) if isinstance(candidate, nn.Module) else candidate
     from_file = isinstance(reference, Saved)
     units = candidate.units if from_file else reference.units
-    _check_parts(reference.blocks if from_file else _blocks(units), _blocks(candidate.units))
+    _check_parts(reference.blocks if from_file else _count_block_units(units), _count_block_units(candidate.units))
     dtypes = reference.dtype, candidate.dtype
-    precisions = Precisions(precision.choose_coarser_dtype(*dtypes), None if quick else precision.twin_dtype(*dtypes))
+    precisions = Precisions(
+        precision.choose_coarser_dtype(*dtypes), None if quick else precision.choose_twin_dtype(*dtypes)
+    )
     run = VerifyRun(batches, precisions, labels, progress)
     apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
     seen = run_by_part(reference, candidate, run) if apart and not from_file else run_whole(reference, candidate, run)
@@ -98,7 +100,7 @@ def verify_models(
             "only_candidate": list(tensors.only_candidate),
         },
         worst=(max(r.worst[0] for r in results), max(r.worst[1] for r in results)),
-        effect=_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
+        effect=_measure_output_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
         quantised=fit,
         settings={
@@ -142,7 +144,9 @@ def explain_as_quantised(
 
     inner = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
     pairs = [
-        tuple(copy_some_rows(inputs_last(side[names[place]], find_module(first[place]))) for side in (ours, theirs))
+        tuple(
+            copy_some_rows(move_inputs_last(side[names[place]], find_module(first[place]))) for side in (ours, theirs)
+        )
         for place in inner
         if names[place] in places[place].tensors and theirs[names[place]].is_floating_point()
     ]
@@ -197,7 +201,7 @@ def find_unseen_differences(
     return made
 
 
-def _blocks(units: Sequence[ModelUnit]) -> int:
+def _count_block_units(units: Sequence[ModelUnit]) -> int:
     return sum(unit.block is not None for unit in units)
 
 
@@ -280,7 +284,7 @@ def merge(
     return made
 
 
-def _effect(candidate: nn.Module, batch: Batch, seen: Passes) -> dict[str, float]:
+def _measure_output_effect(candidate: nn.Module, batch: Batch, seen: Passes) -> dict[str, float]:
     """Measures what the differences do to the output for the first input."""
     wanted = seen.results[0].reference_out
     return {} if wanted is None else compare_outputs(candidate, batch, seen.out(), wanted)

@@ -22,8 +22,8 @@ def find_differing_ids(ids: Mapping[str, list[int]], candidate: Any) -> Differen
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         shown = [candidate.decode(part[at : at + 4])[:AROUND] for part in (a, b)]
         about = (
-            f"the tokenizers differ: token {at} of {text[:AROUND]!r}... is {_id(a, at)} ({shown[0]!r}) in the "
-            f"reference and {_id(b, at)} ({shown[1]!r}) in the candidate"
+            f"the tokenizers differ: token {at} of {text[:AROUND]!r}... is {_say_token_id(a, at)} ({shown[0]!r}) in "
+            f"the reference and {_say_token_id(b, at)} ({shown[1]!r}) in the candidate"
         )
         return Difference(
             unit="token ids",
@@ -42,5 +42,5 @@ def find_differing_ids(ids: Mapping[str, list[int]], candidate: Any) -> Differen
     return None
 
 
-def _id(ids: list[int], at: int) -> str:
+def _say_token_id(ids: list[int], at: int) -> str:
     return f"id {ids[at]}" if at < len(ids) else "its end"

@@ -59,7 +59,7 @@ def split_into_units(model: nn.Module) -> list[ModelUnit]:
     lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     opened = {"", *(name[:place] for name in lists for place, c in enumerate(name) if c == "."), *lists}
     within, made = set[str](), []
-    roles = _roles(model, modules)
+    roles = _find_module_roles(model, modules)
     for name, module in modules.items():
         above = name.rpartition(".")[0]
         if name in opened:
@@ -69,14 +69,14 @@ def split_into_units(model: nn.Module) -> list[ModelUnit]:
         within.add(name)
         if above in lists:
             number = int(name.rpartition(".")[2])
-            side = _side(above) if len(lists) > 1 else ""
+            side = _name_block_list(above) if len(lists) > 1 else ""
             made.append(ModelUnit(f"{side}block {number}", shorten_name(model, name), module, number))
         else:
             made.append(ModelUnit(roles.get(name, shorten_name(model, name)), shorten_name(model, name), module))
     return made
 
 
-def _side(blocks: str) -> str:
+def _name_block_list(blocks: str) -> str:
     """Which of several lists of blocks it is: `encoder` or `decoder`, else the list's name."""
     return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
 
@@ -92,7 +92,7 @@ def shorten_name(model: nn.Module, name: str) -> str:
     return name.removeprefix(f"{prefix}.") if prefix else name
 
 
-def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+def _find_module_roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """The names of the modules that most models have under other names: the embeddings, the final norm, the head."""
     made = {}
     for role, get in (("embed", "get_input_embeddings"), ("head", "get_output_embeddings")):

@@ -31,10 +31,13 @@ def name_weights(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds, by names without the prefix of the backbone; weights that a package keeps as integers of
     its own as the numbers that they stand for."""
     prefix = getattr(model, "base_model_prefix", "")
-    return {name.removeprefix(f"{prefix}.") if prefix else name: _dense(x) for name, x in model.state_dict().items()}
+    return {
+        name.removeprefix(f"{prefix}.") if prefix else name: _unpack_weights(x)
+        for name, x in model.state_dict().items()
+    }
 
 
-def _dense(x: Tensor) -> Tensor:
+def _unpack_weights(x: Tensor) -> Tensor:
     packed = type(x).dequantize is not Tensor.dequantize and x.is_floating_point()
     return x.dequantize() if packed else x
 
@@ -95,7 +98,7 @@ def name_weight_change(
     if x.ndim == 1 and "norm" in name and (abs(y - x).sub(1).abs() < EXACT).all():
         return "gain", "its weights are off by 1: it multiplies by w, not by 1 + w, or the other way round"
     if x.ndim == 2:
-        return _matrix(x, y, UNIT.get(reference[name].dtype, 0.0))
+        return _name_matrix_change(x, y, UNIT.get(reference[name].dtype, 0.0))
     return None
 
 
@@ -106,7 +109,7 @@ def _have_same_numbers(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and float((x - y).norm()) <= EXACT * float(x.norm())
 
 
-def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
+def _name_matrix_change(x: Tensor, y: Tensor, unit: float) -> Named | None:
     """unit: the rounding of the weights, which alone a factor may leave."""
     off = (y - x).abs()
     if int((off > 1e-3 * off.max()).sum()) == 1:
@@ -124,8 +127,8 @@ def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
     for rows, others in ((x, y), (x.T, y.T)):
         if len(rows) > 1 and _is_permuted(rows, others):
             return "permuted", "its rows or columns are in another order: heads, neurons or halves"
-    step = _grid(y)
-    if step is not None and _grid(x) is None:
+    step = _count_distinct_values(y)
+    if step is not None and _count_distinct_values(x) is None:
         return (
             "noise",
             f"its weights take at most {step} values in each row: rounded to {math.ceil(math.log2(step))} bits",
@@ -140,7 +143,7 @@ def _is_permuted(x: Tensor, y: Tensor) -> bool:
     return _have_same_numbers(x[a.argsort()], y[b.argsort()])
 
 
-def _grid(x: Tensor) -> int | None:
+def _count_distinct_values(x: Tensor) -> int | None:
     """The most values that a row takes, where they are few for its length."""
     rows = x[:16]
     counts = [len(torch.unique(row)) for row in rows]

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.measures.assignment import make_coupling
-from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_descents import compute_gromov_objective
 from repsim_cli.measures.gromov_search import find_best_gromov
 from repsim_cli.measures.gromov_spaces import Space, order_pair
 
@@ -35,7 +35,7 @@ def match_rows(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Pla
         PUBLISHED: find_best_gromov(a, b, start="pot", restarts=0, seed=seed),
         BEST: find_best_gromov(a, b, start="best", restarts=restarts, seed=seed),
     }
-    of_identity = gromov_objective(a.distances, b.distances, make_coupling(np.arange(len(a.rows))))
+    of_identity = compute_gromov_objective(a.distances, b.distances, make_coupling(np.arange(len(a.rows))))
     return {
         name: Plan(end.coupling.T if swapped else end.coupling, end.value, end.start, of_identity)
         for name, end in solved.items()

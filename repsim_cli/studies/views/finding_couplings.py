@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.panels import bar_beside, make_panels, set_headline, split_into_pages
+from repsim_cli.figures.panels import add_colour_bar, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Table
@@ -70,10 +70,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for number, model in enumerate(models if whole or len(models) <= FEW else ()):
         plans = [matrix for matrix in measured if matrix.about["model"] == model]
         for name, some in split_into_pages(slug("couplings", f"{number:02d}", model), plans, MOST):
-            yield name, partial(_panels, run, model, some)
+            yield name, partial(_draw_couplings, run, model, some)
 
 
-def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
+def _draw_couplings(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     """The mass of every cell over that of a row, 1 / n; lines separate classes."""
     classes, n = run.results.about["batch"]["classes"], len(plans[0].rows.layers)
     starts = list(dict.fromkeys(matrix.about["starts"] for matrix in plans))
@@ -94,7 +94,7 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
         panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
         numbers = f"{measure_diagonal_mass(coupling):.2f} on it; {matrix.about['objective']:.2g}"
         panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
-    bar_beside(figure, image, "share of the row's mass")
+    add_colour_bar(figure, image, "share of the row's mass")
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
     said = f"dashed: the diagonal; above each: the share of the mass on it, by chance {1 / n:.2f}, and the objective"
     seen = f"{model}: which rows of one layer go to which of another, {n} rows{order}"

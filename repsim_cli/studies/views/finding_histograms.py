@@ -114,11 +114,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         for name, places in split_into_pages(
             slug("histograms", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
-            yield name, partial(_panels, run, matrix, places)
+            yield name, partial(_draw_histograms, run, matrix, places)
     yield from list_layer_figures(run.results.curves, "histograms", run.seeds)
 
 
-def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
+def _draw_histograms(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """The share of all pairs of rows in each bin; the layer before is outlined, with KL(layer || layer before)."""
     ends, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
     kl, shares = compute_consecutive_divergences(counts), counts / counts.sum(1, keepdims=True)

@@ -68,11 +68,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         for name, places in split_into_pages(
             slug("neighbours", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
-            yield name, partial(_panels, run, matrix, places)
+            yield name, partial(_draw_neighbour_lines, run, matrix, places)
     yield from list_layer_figures(run.results.curves, "neighbours", run.seeds)
 
 
-def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
+def _draw_neighbour_lines(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """Lines lead from each chosen row to its nearest, full where that row was among the nearest in the first layer."""
     from matplotlib.lines import Line2D
 

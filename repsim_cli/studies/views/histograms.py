@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.centring import FLAT, centre
-from repsim_cli.measures.rdm import distance_rows
+from repsim_cli.measures.rdm import compute_distance_blocks
 
 DistanceScale = Literal["none", "mean"]
 Subsets = Bool[np.ndarray, "subsets n"]  # which rows are in each
@@ -46,7 +46,7 @@ def make_jackknife_subsets(n: int) -> Subsets:
 def compute_subset_distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
     """(subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
     unit, scale = standardise_rows(x)
-    for first, squared in distance_rows(unit):
+    for first, squared in compute_distance_blocks(unit):
         rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
         cells = squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]
         for subset, kept in enumerate(of[:, first:]):

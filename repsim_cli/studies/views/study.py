@@ -12,7 +12,7 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
-from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.places import list_row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.plain import find_free_key, slug
@@ -20,9 +20,9 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
-from repsim_cli.engine.behind import texts_of_rows
+from repsim_cli.engine.behind import list_row_texts
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
-from repsim_cli.engine.cost import Cost, describe_needs, distances_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost
 from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
@@ -217,7 +217,7 @@ class Views(StudyOfRows):
             "views": self.views,
             "rows, at most": self.most,
             "rows of the batch": self.batch,
-            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
+            "forward passes, unless stored": footprint.count_passes_of_models(self.extraction),
             **describe_needs(
                 self.costs(),
                 self.hardware,
@@ -230,9 +230,9 @@ class Views(StudyOfRows):
     def costs(self) -> dict[str, Cost]:
         """Of couplings, Gromov-Wasserstein of a batch from all starts."""
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
-        parts = {"forward passes": footprint.cost_of_passes(self.extraction)}
+        parts = {"forward passes": footprint.estimate_passes_cost(self.extraction)}
         if self.histograms:
-            parts["distances"] = distances_cost(widths, self.most, hardware)
+            parts["distances"] = estimate_distances_cost(widths, self.most, hardware)
         return parts
 
     def run(self, run: Run) -> Results:
@@ -261,7 +261,7 @@ class Views(StudyOfRows):
         if not matrices:
             why = join_reasons(row[-1] for row in run.without_value)
             raise NoValue(f"options: no view has a value for two layers, got {why}; read other layers or data")
-        texts = texts_of_rows(extraction, sequences, np.array(batch.numbers))
+        texts = list_row_texts(extraction, sequences, np.array(batch.numbers))
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes, "texts": texts}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
 
@@ -270,7 +270,7 @@ class Views(StudyOfRows):
         numbers = extraction.numbers(0)
         places = draw(len(numbers), self.batch, self.seed)
         first = next(iter(sequences.values()), None)
-        codes = None if first is None else row_labels(first, self.extract)
+        codes = None if first is None else list_row_labels(first, self.extract)
         if first is None or first.labels is None or codes is None:
             return ViewBatch(places, numbers[places].tolist(), None)
         places = places[codes[numbers[places]].argsort(kind="stable")]
@@ -359,7 +359,9 @@ class Views(StudyOfRows):
     def _couplings(
         self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: CouplingSettings
     ) -> dict[str, Matrix]:
-        made = self._apply_to_layers(run, self._take_batch(rows, batch), _space, "couplings", "distances")
+        made = self._apply_to_layers(
+            run, self._take_batch(rows, batch), _prepare_standardised_space, "couplings", "distances"
+        )
         spaces = {
             label: {name: x for name, x in zip(self._names(label), of, strict=True) if x is not None}
             for label, of in made.items()
@@ -400,5 +402,5 @@ class Views(StudyOfRows):
         return [known[i] for i in draw(len(known), PAIRS, self.seed)]
 
 
-def _space(x: Tensor) -> Space:
+def _prepare_standardised_space(x: Tensor) -> Space:
     return prepare_space(standardise_rows(x)[0], cost_scale="mean")

@@ -14,7 +14,13 @@ from helpers.recorded import recorded
 from helpers.treebanks import SENTENCES, conllu
 
 from repsim_cli import measures
-from repsim_cli.activations.attention import attention_readings, check_units, stream_attention_maps, units, word_map
+from repsim_cli.activations.attention import (
+    check_units,
+    plan_attention_readings,
+    pool_attention_by_word,
+    stream_attention_maps,
+    units,
+)
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
@@ -216,11 +222,11 @@ def test_sentences_of_one_word():
 def test_words_of_a_map_by_hand():
     """Two words of one and two pieces, and a special token: sums over columns, means over rows."""
     pattern = torch.tensor([[[0.2, 0.3, 0.1, 0.4], [0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.1, 0.4], [0.7, 0.1, 0.1, 0.1]]])
-    kept = word_map(pattern, torch.tensor([0, 1, 1, 2]), "keep")
+    kept = pool_attention_by_word(pattern, torch.tensor([0, 1, 1, 2]), "keep")
     torch.testing.assert_close(
         kept, torch.tensor([[[0.2, 0.4, 0.4], [0.05, 0.55, 0.4], [0.7, 0.2, 0.1]]]), atol=1e-7, rtol=0
     )
-    dropped = word_map(pattern, torch.tensor([0, 1, 1, -1]), "drop_renormalise")
+    dropped = pool_attention_by_word(pattern, torch.tensor([0, 1, 1, -1]), "drop_renormalise")
     torch.testing.assert_close(dropped, torch.tensor([[[1 / 3, 2 / 3], [1 / 12, 11 / 12]]]), atol=1e-7, rtol=0)
 
 
@@ -242,10 +248,12 @@ def test_two_tokenizers_give_maps_of_one_shape(both):
             tokens = int(mask.sum())
             pattern = torch.rand(6, len(mask), len(mask)).where(torch.from_numpy(mask), 0)
             pattern /= pattern.sum(2, keepdim=True)
-            made = word_map(pattern, torch.from_numpy(row), "drop_renormalise")
+            made = pool_attention_by_word(pattern, torch.from_numpy(row), "drop_renormalise")
             shapes[label].append(tuple(made.shape[1:]))
             torch.testing.assert_close(made.sum(2), torch.ones(made.shape[:2]))
-            whole = word_map(pattern, torch.from_numpy(units(sequences, "keep")[len(shapes[label]) - 1]), "keep")
+            whole = pool_attention_by_word(
+                pattern, torch.from_numpy(units(sequences, "keep")[len(shapes[label]) - 1]), "keep"
+            )
             torch.testing.assert_close(whole.sum(2), torch.ones(whole.shape[:2]))
             assert tokens > shapes[label][-1][0]
         assert (of[~sequences.mask] == -1).all()
@@ -502,7 +510,7 @@ def test_stored_activations():
     extract = Extract(hook_points=["pattern"], unit="word")
     stored = Precomputed(names=["a"], rows=3, widths=[2], read=lambda *_: None, identity=dict)
     with pytest.raises(BadInput, match="model.x: stored activations have no attention maps, got precomputed"):
-        attention_readings({"x": stored}, extract)
+        plan_attention_readings({"x": stored}, extract)
 
 
 def source_of(folder):
@@ -512,7 +520,7 @@ def source_of(folder):
 def stream(folder, eager, sequences, **settings):
     """The maps of one model."""
     source = source_of(folder)
-    found = attention_readings({"m": source}, Extract(hook_points=["pattern"], unit="word", length=32))
+    found = plan_attention_readings({"m": source}, Extract(hook_points=["pattern"], unit="word", length=32))
     given = {"special": "drop_renormalise", "hardware": Hardware(batch_size=2), "progress": iter, **settings}
     return list(stream_attention_maps(found, Running({"m": source.load(eager)}, {"m": sequences}), **given))
 
@@ -537,9 +545,9 @@ def test_a_pattern_of_another_shape(two_folders, both, monkeypatch):
 
 def test_attention_that_goes_to_special_tokens_alone(two_folders, both, monkeypatch):
     def all_to_the_first(pattern, of, special):
-        return word_map(torch.zeros_like(pattern).index_fill_(2, torch.tensor(0), 1.0), of, special)
+        return pool_attention_by_word(torch.zeros_like(pattern).index_fill_(2, torch.tensor(0), 1.0), of, special)
 
-    monkeypatch.setattr("repsim_cli.activations.attention.word_map", all_to_the_first)
+    monkeypatch.setattr("repsim_cli.activations.attention.pool_attention_by_word", all_to_the_first)
     with pytest.raises(
         RunFailed, match=r"model.m: a word's attention does not sum to 1, got an error of nan in sentence 0"
     ):
@@ -565,7 +573,7 @@ def test_transformer_lens_gives_the_same_maps(tiny_folder, both):
     cells = []
     for source in (source_of(folder), lens):
         (one,) = stream_attention_maps(
-            attention_readings({"m": source}, extract), Running({"m": source.load(True)}, {"m": both["bytes"]}),
+            plan_attention_readings({"m": source}, extract), Running({"m": source.load(True)}, {"m": both["bytes"]}),
             "drop_renormalise", Hardware(batch_size=9), iter,
         )  # fmt: skip
         cells.append(one.cells)

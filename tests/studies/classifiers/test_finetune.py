@@ -219,7 +219,7 @@ def classifier_and_examples(**settings):
     data = registry.data.get("overlap_nli").function(examples=40)
     shape = {**ENTRY["config"], "num_hidden_layers": 2, **settings}
     config = finetune.label_config(inline_config(shape), data.names)
-    words = finetune.word_tokenizer((text for example in data.examples()[0] for text in example.texts), 64, 32)
+    words = finetune.build_word_tokenizer((text for example in data.examples()[0] for text in example.texts), 64, 32)
     return finetune.make_classifier(config, None, None, 3), finetune.encode_examples(data, words, 32)
 
 

@@ -13,7 +13,7 @@ from repsim_cli.runs.content import CODED
 from repsim_cli.studies.dictionaries.columns import OF_LATENTS, OF_SIDES
 from repsim_cli.studies.dictionaries.crosscoders import BETWEEN, OF_ALL, Crosscoder, load, tell_whose
 from repsim_cli.studies.dictionaries.formats import Dictionary
-from repsim_cli.studies.dictionaries.study_crosscoder import part_sides, say_rows
+from repsim_cli.studies.dictionaries.study_crosscoder import convert_to_crosscoder, say_rows
 
 ROUNDING = 1e-4  # below it a code is none
 D, ROWS, KINDS = 24, 400, (6, 5, 4)  # latents of the first side, of the second, of both
@@ -117,7 +117,7 @@ def test_a_dictionary_of_joined_rows_is_a_crosscoder():
     )  # fmt: skip
     means, spreads = [x.mean(0) for x in rows], [3.0, 2.0]
     joined = torch.cat([(x - mean) / spread for x, mean, spread in zip(rows, means, spreads, strict=True)], 1)
-    made = part_sides(dictionary, means, spreads)
+    made = convert_to_crosscoder(dictionary, means, spreads)
     code = dictionary.encode(joined)
     torch.testing.assert_close(made.encode(rows), code, atol=1e-4, rtol=1e-4)
     said = dictionary.decode(code).split(6, 1)

@@ -13,9 +13,9 @@ from repsim_cli.studies.dictionaries import train as dictionaries
 from repsim_cli.studies.dictionaries.compare import (
     compute_cosines,
     cross_reconstruction,
-    linear_maps,
     match_one_to_one,
     measure_dictionary_quality,
+    score_linear_maps,
 )
 from repsim_cli.studies.dictionaries.formats import Dictionary, load, save
 from repsim_cli.studies.dictionaries.train import (
@@ -84,7 +84,7 @@ def test_one_code_of_two_models_and_not_of_a_third():
     values = cross_reconstruction(fitted(seen, recipe), seen, held_out)
     assert values[:2, :2].min() > 0.7
     assert max(values[:2, 2].max(), values[2, :2].max()) < 0.1
-    linear = linear_maps(seen, held_out)
+    linear = score_linear_maps(seen, held_out)
     assert linear[1, 0] == pytest.approx(1, abs=1e-9)  # 20 features hold all of the code
     assert abs(linear[0, 2]) < 0.05
 

@@ -14,9 +14,9 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.studies.dictionaries.compare import (
     compare_feature_spaces,
     correlate,
+    draw_random_directions,
     match_latents,
     match_one_to_one,
-    random_directions,
 )
 from repsim_cli.studies.dictionaries.finding import SHARED as SHARED_COLUMNS
 from repsim_cli.studies.dictionaries.finding import compute_matched_shares
@@ -65,12 +65,12 @@ def test_a_shared_part_is_recovered_exactly():
 def test_random_directions_have_the_second_moments_of_the_others_and_match_none():
     scale = torch.linspace(0.1, 2, 6)
     like = sides(unit(4000, 6, 0) * scale, unit(4000, 6, 1))
-    drawn = random_directions(like, 0)
+    drawn = draw_random_directions(like, 0)
     for side, x in like.items():
         wanted = (x.T @ x / len(x)).numpy()
         assert (drawn[side].T @ drawn[side] / len(x)).numpy() == pytest.approx(wanted, abs=0.1 * float(wanted.max()))
     a = sides(unit(WIDTH, 64, 0), unit(WIDTH, 64, 1))
-    assert compute_matched_shares(np.stack(match_latents(a, random_directions(a, 0), False)), 0.7) == [0, 0, 0]
+    assert compute_matched_shares(np.stack(match_latents(a, draw_random_directions(a, 0), False)), 0.7) == [0, 0, 0]
 
 
 def test_correlations_of_latents_against_numpy():

@@ -90,7 +90,7 @@ def test_names_of_measures_meet_nothing():
     rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in load_leaderboard().items()][
         ::2
     ]
-    figure = grades._costs(Table(columns=["measure", "mean rank", "seconds per pair"], rows=rows))
+    figure = grades._draw_ranks_against_cost(Table(columns=["measure", "mean rank", "seconds per pair"], rows=rows))
     figure.savefig(io.BytesIO(), format="png", **OPTIONS["png"])
     texts = figure.axes[0].texts
     boxes = [text.get_window_extent() for text in texts]

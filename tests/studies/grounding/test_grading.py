@@ -7,11 +7,11 @@ from repsim_cli.runs.content import COSTS_COLUMNS, Table
 from repsim_cli.studies.grounding.grading import (
     Case,
     compute_measure_costs,
+    find_fewest_stable_rows,
     grade_all,
     list_grades,
     list_standings,
     rank_measures,
-    rows_needed,
 )
 from repsim_cli.studies.grounding.scores import Models
 
@@ -102,8 +102,8 @@ def test_copies_of_a_measure_change_no_other_rank():
 
 
 def test_rows_needed():
-    assert rows_needed([(500, 1.0), (250, 0.94), (125, 0.99)]) == 500
-    assert rows_needed([(500, 1.0), (250, 0.96), (125, 0.95)]) == 125
+    assert find_fewest_stable_rows([(500, 1.0), (250, 0.94), (125, 0.99)]) == 500
+    assert find_fewest_stable_rows([(500, 1.0), (250, 0.96), (125, 0.95)]) == 125
     rows = [
         ["cka", "a", 500, 10, 0.2, 1.0], ["cka", "a", 250, 10, 0.1, 0.99],
         ["cka", "b", 500, 10, 0.4, 1.0], ["cka", "b", 250, 10, 0.1, 0.5],

@@ -49,7 +49,7 @@ def test_average_precision_of_noise_is_that_of_all_orders(positives, pairs):
         np.mean(np.arange(1, positives + 1) / (np.array(places) + 1))
         for places in itertools.combinations(range(pairs), positives)
     ]
-    assert scores.precision_of_noise(positives, pairs) == pytest.approx(np.mean(every))
+    assert scores.compute_chance_precision(positives, pairs) == pytest.approx(np.mean(every))
 
 
 def test_chance_of_separation_is_that_of_its_groups():

@@ -25,7 +25,7 @@ from repsim_cli.studies.modular_sums.model import (
     ModularShape,
     chain,
     load,
-    modular_source,
+    make_modular_source,
     modular_targets,
     save,
 )
@@ -56,7 +56,7 @@ def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modular")
     torch.manual_seed(0)
     save(Modular(SHAPE), SHAPE, folder)
-    source = modular_source(SHAPE, lambda: folder)
+    source = make_modular_source(SHAPE, lambda: folder)
     model = source.load(True)
     sequences = modular_pairs(numbers=5).sequences(Numbers(5), Extract(hook_points=["embed"], sequences=25), 0)
     points = expand(POINTS, "all", source)
@@ -66,7 +66,7 @@ def read(tmp_path_factory):
 
 
 def test_a_backbone_alone_has_no_head(tmp_path):
-    source = modular_source(SHAPE, lambda: tmp_path)
+    source = make_modular_source(SHAPE, lambda: tmp_path)
     assert not source.has_head
     with pytest.raises(
         BadInput, match="kind: a backbone without a head, got AutoModelForCausalLM; use a model that was"
@@ -233,7 +233,7 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(tmp_path, monkeypatc
 
 def test_training_ends_early_once_it_is_right(monkeypatch):
     right = iter([0.9, 1.0, 0.9, 1.0, 1.0, 1.0])
-    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (0.5, next(right)))
+    monkeypatch.setattr(training, "_compute_loss_and_accuracy", lambda model, stream, task, rows: (0.5, next(right)))
     _, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1))
     assert curves["c1"]["training_accuracy"] == [0.9, 0.9]
     assert collect_stage_metrics(curves, 2) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
@@ -244,7 +244,7 @@ def test_which_look_a_stage_leaves(monkeypatch, patience, kept):
     """The one of the largest validation accuracy, the first of two that are equal; without an early end the last."""
     scores = [(0.1, 0.5), (0.3, 0.8), (0.2, 0.8), (0.2, 0.8), (0.1, 0.7)]
     looks = iter([pair for pair in scores for _ in range(2)])
-    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: next(looks))
+    monkeypatch.setattr(training, "_compute_loss_and_accuracy", lambda model, stream, task, rows: next(looks))
     one = {"moduli": [5], "blocks": 1, "patience": patience}
     model, curves = train(recipe(**one, epochs=5, check=1))
     loss, accuracy = scores[kept - 1]
@@ -271,7 +271,7 @@ def test_the_average_of_the_weights():
 
 
 def test_a_loss_that_is_not_finite(monkeypatch):
-    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (float("nan"), 0.0))
+    monkeypatch.setattr(training, "_compute_loss_and_accuracy", lambda model, stream, task, rows: (float("nan"), 0.0))
     with pytest.raises(
         RunFailed, match="training: the loss is not finite, got nan at epoch 2 of c1; lower learning_rate"
     ):

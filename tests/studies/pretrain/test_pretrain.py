@@ -164,7 +164,7 @@ def test_a_loss_that_is_not_finite(monkeypatch):
     monkeypatch.setattr(pretrain, "compute_next_token_loss", lambda model, ids: model.weight.sum() * float("inf"))
     with pytest.raises(RunFailed, match="training: the loss is not finite, got (nan|inf|-inf) at step 0; lower learn"):
         recipe = pretrain.TextRecipe(steps=2, batch_size=1)
-        list(pretrain.causal_training(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0))
+        list(pretrain.train_causal_model(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0))
 
 
 def test_metrics_that_cannot_be_read(tmp_path):

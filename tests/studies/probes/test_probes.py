@@ -21,7 +21,7 @@ from repsim_cli.studies.probes import study
 from repsim_cli.studies.probes.finding import find_nearest_layer, judge_claims
 from repsim_cli.studies.probes.study import Probes
 from repsim_cli.studies.probes.targets import decode_classes, make_label_targets
-from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, make_split
+from repsim_cli.training.probes import PENALTIES, PROBES, Targets, compute_majority_error, fit, fit_linear, make_split
 
 DRAW = np.random.default_rng(0)
 CLASSES = DRAW.integers(0, 4, 120)
@@ -61,7 +61,7 @@ def test_documents_stay_whole():
 
 def test_the_largest_class_of_fitted_rows():
     classes = np.where(np.isin(np.arange(120), SPLIT.fitted), 2, CLASSES)
-    assert largest_class(classes, SPLIT) == np.mean(CLASSES[SPLIT.held_out] != 2)
+    assert compute_majority_error(classes, SPLIT) == np.mean(CLASSES[SPLIT.held_out] != 2)
 
 
 def test_linear_probes_are_those_of_scikit_learn():

@@ -14,8 +14,8 @@ from repsim_cli.figures.frame import Style
 from repsim_cli.findings.analyse import draw
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix, Side
-from repsim_cli.studies.similarity.feature_maps import arrange_in_plane, feature_maps
-from repsim_cli.studies.similarity.finding_feature_maps import Network, _planes
+from repsim_cli.studies.similarity.feature_maps import arrange_in_plane, compute_feature_maps
+from repsim_cli.studies.similarity.finding_feature_maps import Network, _split_into_planes
 from repsim_cli.training.resnet_model import ResNetShape, resnet9
 
 TINY = (
@@ -35,7 +35,7 @@ def test_maps_are_means_over_channels(monkeypatch):
     from repsim_cli.activations.hook_points import expand
 
     points = expand(["relu@0", "conv@7", "pool@7", "linear@8"], "all", source)
-    found = feature_maps(model, source, points, pixels, 0)
+    found = compute_feature_maps(model, source, points, pixels, 0)
     with torch.no_grad():
         wanted = model.blocks[0](pixels).mean(1)
         logits = model(pixels) / 0.2
@@ -55,7 +55,7 @@ def test_planes_in_the_order_in_which_they_were_kept():
         rows=Side(model="images", layers=["7"]), columns=Side(model="m", layers=["conv@0", "pool@0", "linear@1"]),
         about={"shapes": [[2, 2], [1, 1], [1, 3]]},
     )  # fmt: skip
-    planes = _planes(np.arange(8.0), matrix)
+    planes = _split_into_planes(np.arange(8.0), matrix)
     assert {name: plane.tolist() for name, plane in planes.items()} == {
         "conv@0": [[0, 1], [2, 3]], "pool@0": [[4]], "linear@1": [[5, 6, 7]],
     }  # fmt: skip

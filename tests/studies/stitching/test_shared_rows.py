@@ -14,7 +14,7 @@ from repsim_cli.runs.content import Results
 from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, StitchScores
 from repsim_cli.studies.stitching.models import Inputs
 from repsim_cli.studies.stitching.noise import NONE, draw_clusters, find_answers
-from repsim_cli.studies.stitching.results import PENALTIES, tables_of_pairs, warn_of_misled
+from repsim_cli.studies.stitching.results import PENALTIES, tabulate_stitches, warn_of_misled
 from repsim_cli.studies.stitching.shared import StitchSide, explain, predict_by_ridge, subtract_group_means
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
@@ -142,7 +142,7 @@ def test_models_that_mislead_are_warned_of(tmp_path):
         "beyond the right answers, most of all b -> a, resid_post@1 (keeps 0.90 of what the tail knows, rows shared "
         "0.00); their penalty says nothing of what the models share"
     ]
-    table = tables_of_pairs([stitch], scores, {})
+    table = tabulate_stitches([stitch], scores, {})
     (said,) = say_main_findings(Results(study="stitching", tables=table))
     assert said.endswith(
         "; but beyond the right answers its rows explain almost nothing of those of the tail (resid_post@1)"

@@ -38,9 +38,9 @@ from repsim_cli.studies.stitching.models import (
     EMBED,
     Inputs,
     check_stitchable,
+    list_output_names,
     make_input_batch,
     open_whole,
-    output_names,
     scramble,
 )
 from repsim_cli.studies.stitching.noise import shuffle
@@ -229,7 +229,7 @@ def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
 
 def test_classifiers_are_compared_on_the_labels_of_the_data():
     models = {name: source("bert", CLASSES) for name in "ab"}
-    assert output_names(models["a"]) == ("entailment", "neutral", "contradiction")
+    assert list_output_names(models["a"]) == ("entailment", "neutral", "contradiction")
     assert make_classification_task(models, ("contradiction", "entailment", "neutral")) == PredictionTask(
         CLASSES, (1, 2, 0), (0, 1, 2)
     )

@@ -9,7 +9,7 @@ from helpers.tiny import TINY
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.cli.show import _table_lines
+from repsim_cli.cli.show import _write_table_lines
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import find_claims
@@ -248,7 +248,9 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
 
 
 def test_a_long_table_is_printed_in_part():
-    lines = list(_table_lines("stitching", Table(columns=["head", "loss"], rows=[["a", float(i)] for i in range(30)])))
+    lines = list(
+        _write_table_lines("stitching", Table(columns=["head", "loss"], rows=[["a", float(i)] for i in range(30)]))
+    )
     assert len(lines) == 1 + 1 + 12 + 1
     assert lines[-1] == "    and 18 more rows: see results.json"
 

@@ -150,7 +150,7 @@ def test_means_and_errors_are_those_of_loops():
     """Each model left out in turn, by definition."""
     rng = np.random.default_rng(10)
     similar, fresh = models(rng, 4, 3, 0.8, 0.6, 0.5), models(rng, 3, 4, 0.3, 0.2, 0.3)
-    means, left = rule._means(FactorComparison(similar, 4, fresh, 3, 0.1))
+    means, left = rule._compute_comparison_means(FactorComparison(similar, 4, fresh, 3, 0.1))
 
     def by_loop(kept, twins):
         pairs = [similar[i, j] for i in kept for j in kept if i < 4 <= j]

@@ -10,9 +10,9 @@ from helpers.recorded import recorded
 
 from repsim_cli import measures
 from repsim_cli.base import registry
-from repsim_cli.engine.corrections import max_t
+from repsim_cli.engine.corrections import correct_by_max_t
 from repsim_cli.engine.matrices import compute_matrices
-from repsim_cli.models.transformers import draw_untrained, shape_key
+from repsim_cli.models.transformers import draw_untrained, make_shape_key
 from repsim_cli.runs import reader
 from repsim_cli.studies.universality import study
 from repsim_cli.studies.universality.finding import MARKERS
@@ -94,7 +94,9 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     # the same permutations for both values: max-T over the values of a measure
     of_cka = [record["matrices"][f"cka_unbiased, any, {value}"] for value in ("half", "more")]
     nulls = [reader.read_array(newest(), matrix["details"]["null"]) for matrix in of_cka]
-    expected = max_t(torch.tensor([x["about"]["tested"] for x in of_cka]), torch.from_numpy(np.stack(nulls, 1)))
+    expected = correct_by_max_t(
+        torch.tensor([x["about"]["tested"] for x in of_cka]), torch.from_numpy(np.stack(nulls, 1))
+    )
     assert [x["about"]["p_family"] for x in of_cka] == pytest.approx(expected.tolist())
     assert [row[:3] for row in record["tables"]["universality of factors"]["rows"]] == [
         [measure, "any", 2] for measure in ("cka_unbiased", "procrustes", "linear_regression")
@@ -157,7 +159,7 @@ def test_untrained_twins_have_the_shape_and_random_weights():
     assert not any(torch.equal(weights[1], weights[i]) for i in (0, 3))
     assert not one.trained
     assert one.identity() != other.identity()
-    assert shape_key(one) == shape_key(other) == shape_key(trained)
+    assert make_shape_key(one) == make_shape_key(other) == make_shape_key(trained)
 
 
 @pytest.mark.parametrize(

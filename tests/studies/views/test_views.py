@@ -13,7 +13,7 @@ from scipy.stats import entropy
 from repsim_cli.base.errors import BadConfig, Degenerate
 from repsim_cli.config.run import validate
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_descents import compute_gromov_objective
 from repsim_cli.measures.gromov_spaces import prepare_space
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.studies.views import finding_couplings as coupling_findings
@@ -202,11 +202,11 @@ def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
         assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "principal_axes")
         assert measure_diagonal_mass(found[BEST].coupling) == pytest.approx(1)
         for way, plan in found.items():
-            own = gromov_objective(one.distances, other.distances, plan.coupling)
+            own = compute_gromov_objective(one.distances, other.distances, plan.coupling)
             assert plan.objective == pytest.approx(own, rel=1e-9)
             plain = match_rows(*(prepare_space(side, cost_scale="none") for side in given), restarts=20, seed=0)
             np.testing.assert_array_equal(plain[way].coupling, plan.coupling)  # whatever the scale of the distances
-        turned = gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
+        turned = compute_gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
         assert found[PUBLISHED].objective != pytest.approx(turned, rel=1e-3)
 
 
