@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from repsim_cli import measures
 from repsim_cli.activations import segments
 from repsim_cli.activations.segments import Segments
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
@@ -400,6 +402,31 @@ def test_errors_on_planted_maps():
     assert np.mean(false) > 0  # the bound could be exceeded
     holm, family, q = np.mean(power, axis=0)
     assert holm < family < q
+
+
+def test_distances_are_corrected_towards_small_values():
+    """A distance is significant where it is small: its correction is that of its negative as a similarity."""
+    rng = np.random.default_rng(0)
+    tested, null = torch.from_numpy(rng.normal(size=(4, 4))), torch.from_numpy(rng.normal(size=(99, 4, 4)))
+    tested, null = tested + tested.mT, null + null.mT
+    p = (1 + (null <= tested).sum(0)).double() / 100
+    among = corrections.group_into_families(tested, measures.card("procrustes"), [slice(0, 4)], "map")
+    found = corrections.correct(p, tested, null, measures.card("procrustes"), among)
+    expected = corrections.correct(p, -tested, -null, measures.card("cka"), among)
+    off = ~torch.eye(4, dtype=torch.bool)
+    assert torch.equal(found[0][off], expected[0][off])
+    assert found[0][off].argmin() == tested[off].argmin()
+
+
+def test_the_family_of_a_run_has_every_pair_of_layers_once():
+    settings = Significance(method="permutation", family="holm", family_of="run", permutations=99)
+    with pytest.raises(BadInput, match="correction of 28 cells"):  # of 8 layers
+        corrections.check_family(settings, [3, 5])
+    with pytest.raises(BadInput, match="correction of 15 cells"):  # of the largest map
+        corrections.check_family(replace(settings, family_of="map"), [3, 5])
+    corrections.check_family(replace(settings, permutations=559), [3, 5])
+    with pytest.raises(BadInput, match="give at least 559"):
+        corrections.check_family(replace(settings, permutations=558), [3, 5])
 
 
 def test_a_measure_in_both_directions_has_two_tests_per_pair():
