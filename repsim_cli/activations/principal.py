@@ -69,7 +69,8 @@ def cap_directions(x: Float[Tensor, "n d"]) -> Capped | None:
         return None
     found, vectors = eigh(products, subset_by_index=[size - FEWEST, size - 1])
     variances, axes = torch.from_numpy(found[::-1].copy()).clamp_min(0), torch.from_numpy(vectors.T[::-1].copy())
-    if variances[-1] <= LEAST * total:
+    # with nothing beyond these, the only limit would make all of them equal
+    if min(float(variances[-1]), total - float(variances.sum())) <= LEAST * total:
         return None
     cap = next(
         limit

@@ -62,8 +62,10 @@ def summarise_run(folder: Path) -> list[str]:
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
     grids = [figure for figure in figures if figure.stem.endswith(("-all", "-layers"))]
-    if len(grids or figures) <= SHOWN_MEASURES:
-        lines += [f"  figure: {figure}" for figure in grids or figures]
+    # beside maps of all layers: what a study draws of the whole run, and no single pairs
+    shown = [*(figure for figure in figures if "-" not in figure.stem), *grids] if grids else figures
+    if len(shown) <= SHOWN_MEASURES:
+        lines += [f"  figure: {figure}" for figure in shown]
     elif figures:
         lines.append(f"  figures: {len(figures)} in {folder / 'figures'}")
     if (folder / "report.html").is_file():

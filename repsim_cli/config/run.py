@@ -42,6 +42,8 @@ from repsim_cli.config.parts import (
     say_unread_points,
     select_runnable,
 )
+from repsim_cli.data.base import Data
+from repsim_cli.data.parallel import say_how_columns_are_read
 from repsim_cli.figures.frame import Figures, read_figure_settings
 from repsim_cli.findings.analyse import choose_options, find_analysis_card
 from repsim_cli.findings.analysis import Planned
@@ -220,7 +222,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     if "model" in bound:
         problems += find_misplaced(plain["study"], study.function, bound["model"])
         problems += say_unread_points(plain["study"], study.function, plain["model"])
-    _add_unsuited(problems, plain, study.function, bound.get("extract"))
+    _add_unsuited(problems, plain, study.function, bound.get("extract"), bound.get("data"))
     for role, make in ROLES.items():
         if role in wanted:
             bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
@@ -248,7 +250,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
 
 
-def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None) -> None:
+def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None, data: Data | None) -> None:
     """Adds the settings that the study cannot follow."""
     problems += [
         f"extract.{key}: the study {plain['study']} reads {'features' if study.takes_remedies else 'rows'} as models "
@@ -261,6 +263,8 @@ def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extra
             f"extract.pairs: the study {plain['study']} compares all pairs of rows, got {extract.pairs}; set "
             "extract.pairs=all"
         )
+    if data is not None and data.columned and not study.takes_columns:
+        problems.append(say_how_columns_are_read(data.source))
     if plain["significance"].get("budget") and not study.takes_budget:
         problems.append(
             f"significance.budget: the study {plain['study']} splits no values, got true; use study=similarity"

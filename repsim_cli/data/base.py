@@ -114,11 +114,13 @@ class Data(ABC):
     worded: it consists of sentences of words.
     chat: each text is put into the chat template of the model.
     public: its texts ship with the package, are made by it or come from a public address, so that a run may keep some.
+    columned: it has two columns of text, which are read one by one.
     """
 
     modality: ClassVar[Modality] = "text"
     running: ClassVar[bool] = False
     worded: ClassVar[bool] = False
+    columned: ClassVar[bool] = False
     source: str
     chat: bool = False
     public: bool = False
@@ -158,8 +160,9 @@ class Data(ABC):
         return {}
 
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
-        """The sequences of text for models with these tokenizers: the same words for all."""
-        raise NotImplementedError
+        """The sequences of text for models with these tokenizers: the same words for all. Raises BadInput where there
+        are no words."""
+        raise BadInput(f"extract.unit: these data have no words, got word for {self.source}; use token or mean")
 
 
 def apply_keys(data: Data, keys: EveryData) -> Data:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
@@ -26,6 +26,7 @@ class Parallel(Data):
     """Pairs of texts, of which each column is read by itself. names: of the two columns. alignment: of their words,
     where these are paired."""
 
+    columned: ClassVar[bool] = True
     pairs: Examples
     names: tuple[str, str]
     alignment: Alignment | None = None
@@ -60,10 +61,15 @@ class Parallel(Data):
         return replace(self.pairs, read=read, source=source, chat=self.chat)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        raise BadInput(
-            f"data: two columns of text are read one by one by study=parallel, got {self.source}; use that study "
-            "(experiment=parallel), or data=table with data.second, where a pair is one sequence"
-        )
+        raise BadInput(say_how_columns_are_read(self.source))
+
+
+def say_how_columns_are_read(source: str) -> str:
+    """Says which study reads two columns, for studies that read one."""
+    return (
+        f"data: two columns of text are read one by one by study=parallel, got {source}; use that study "
+        "(experiment=parallel), or data=table with data.second, where a pair is one sequence"
+    )
 
 
 @data.register("parallel")

@@ -56,6 +56,7 @@ class Study:
 
     takes_remedies: the settings of extraction against few large features and places that it heeds. takes_pairs: whether
         it can leave pairs of rows of one document out. takes_budget: whether it can split values into their parts.
+    takes_columns: whether it reads two columns of text one by one.
     reads: what its measures read: `activations` or `attention`.
     by_block: whether models may be run block by block.
     takes_series: whether its models are series of checkpoints.
@@ -67,6 +68,7 @@ class Study:
     takes_remedies: ClassVar[Sequence[str]] = ()
     takes_pairs: ClassVar[bool] = False
     takes_budget: ClassVar[bool] = False
+    takes_columns: ClassVar[bool] = False
     reads: ClassVar[str] = "activations"
     by_block: ClassVar[bool] = False
     takes_series: ClassVar[bool] = False

@@ -68,6 +68,11 @@ def test_what_is_spread_or_too_narrow_stays():
     rng = np.random.default_rng(0)
     assert cap_directions(torch.from_numpy(rng.normal(size=(300, 40)))) is None  # no direction has 5 %
     assert cap_directions(torch.from_numpy(rows(300)[:, :20])) is None  # 20 directions cannot all be below 5 %
+    for seed in range(40):  # 21 rows have 20 directions, 22 have 21
+        assert cap_directions(torch.from_numpy(np.random.default_rng(seed).normal(size=(21, 64)))) is None
+        found = cap_directions(torch.from_numpy(np.random.default_rng(seed).normal(size=(22, 64))))
+        assert found is not None
+        assert len(found.factors) < 20
     low = rng.normal(size=(300, 6)) @ rng.normal(size=(6, 40))
     assert cap_directions(torch.from_numpy(low)) is None  # nothing but rounding outside of 6 directions
     assert cap_directions(torch.ones(300, 40)) is None

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+import scipy.signal
 import scipy.stats
 from helpers.nights import nightly
 
 from repsim_cli.base import registry
 from repsim_cli.engine.curves import make_curve as curve_of
+from repsim_cli.findings import evidence
 from repsim_cli.findings.boundaries import ModelBlocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims, judge
 from repsim_cli.findings.distances import GroupDistances, cluster_by_average_linkage, compute_recovery
@@ -905,3 +907,33 @@ def test_an_inner_sum_that_no_probe_tells_is_no_finding():
         claim(replace(told, trained={END_TO_END: seeds[:1]})).why
         == "needs 3 seeds, got 1 seed, and MLPs with a mean error of 0"
     )
+
+
+def test_rhos_of_samples_are_those_of_independent_ranks_and_of_their_true_one():
+    """Seven independent units: the exact share of orders whose rho is at least 0.75 is 0.033 (tables of Spearman's
+    rho); of many units the mean is the true one."""
+    null = evidence._list_untied(7, 0.0)
+    assert np.abs(null).max() <= 1 + 1e-12
+    assert abs(null.mean()) < 4 / np.sqrt(6 * len(null))
+    exact = np.mean([scipy.stats.spearmanr(range(7), order)[0] >= 0.75 - 1e-9 for order in permutations(range(7))])
+    assert (null >= 0.75 - 1e-9).mean() == pytest.approx(exact, abs=4 * np.sqrt(exact / len(null)))
+    assert evidence._list_untied(200, 0.5).mean() == pytest.approx(0.5, abs=0.01)
+    assert evidence._list_untied(200, -0.3).mean() == pytest.approx(-0.3, abs=0.01)
+
+
+def test_steps_that_resemble_the_next_ones_count_less():
+    """By hand, and on curves that wander with steps of one direction for a while: no more than 5 % are a trend."""
+    curve = np.array([0.0, 1.0, 1.5, 3.0, 3.2, 5.0, 4.5, 7.0, 7.5, 9.0])
+    steps = np.diff(curve)
+    off = steps - steps.mean()
+    r = off[:-1] @ off[1:] / (off @ off) + evidence.UPPER / 3
+    left = 9 * (1 - max(r, 0)) / (1 + max(r, 0))
+    t = steps.mean() / np.sqrt(off @ off / 8 / left)
+    rises, falls = evidence.compute_trend_p(curve)
+    assert rises == pytest.approx(scipy.stats.t.sf(t, left - 1))
+    assert falls == pytest.approx(scipy.stats.t.cdf(t, left - 1))
+    rng = np.random.default_rng(0)
+    for alike in (0.0, 0.3, 0.6):
+        noise = rng.normal(size=(1000, 75))
+        wander = scipy.signal.lfilter([1], [1, -alike], noise, axis=1)[:, 50:].cumsum(1)
+        assert np.mean([evidence.compute_trend_p(curve)[0] <= 0.05 for curve in wander]) <= 0.05 + 0.03

@@ -88,6 +88,7 @@ class ParallelText(Study):
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     by_block: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = True
+    takes_columns: ClassVar[bool] = True
 
     def __init__(self, *, significance: Significance, centred: bool = True, **given: Unpack[OfMeasures]):
         data, extract = given["data"], given["extract"]

@@ -160,6 +160,7 @@ def test_a_planted_language_is_found_in_every_layer(repsim, newest, languages):
     )
     assert np.load(newest() / pair["values"]).diagonal() == pytest.approx(1.0, abs=1e-5)
     assert (newest() / "figures" / "parallel.png").is_file()
+    assert f"  figure: {newest() / 'figures' / 'parallel.png'}" in repsim("show", str(newest()))[1]
     assert [row["model"] for row in table(newest(), FOUND)] == ["twin", "model", "turned"]
 
 
@@ -192,6 +193,7 @@ def test_what_is_refused(repsim, languages, tmp_path):
     code, _, err = repsim("run", "study=parallel", "model=[tiny_a]", "data=embedded_sentences", "extract=pooled")
     assert code == 2
     assert "data: two columns of text are needed, got " in err
-    code, _, err = repsim("run", "study=similarity", "model=[]", twin, "data=parallel", *named[1:], "extract=pooled")
-    assert code
-    assert "two columns of text are read one by one by study=parallel" in err
+    for words in ("extract=pooled",), ("extract=pooled", "dry_run=true"), ("extract=words", "data.alignment=same"):
+        code, _, err = repsim("run", "study=similarity", twin, "data=parallel", *named[1:], *words)
+        assert code == 2, words
+        assert "two columns of text are read one by one by study=parallel" in err
