@@ -50,13 +50,14 @@ def name_layers(names: Sequence[str]) -> str:
 class ModelPair:
     """Two models. places: of the layers that are compared, among those of the run. exact, close: how many of them,
     from the first on, are equal, or equal to rounding, so far. off: by layer, the sum over rows of the norm of the
-    difference over the norm."""
+    difference over the norm. twice: it is one model, read on two texts if its layers differ."""
 
     names: Sequence[str]
     places: Sequence[tuple[int, int]]
     exact: int
     close: int
     off: list[float]
+    twice: bool = False
 
     def add(self, rows: Sequence[Tensor], unit: float) -> None:
         """Takes rows of all layers. Those behind the first layer that differs are not looked at."""
@@ -77,6 +78,8 @@ class ModelPair:
         """Says what the two have in common; empty where it is nothing. alone: they are all models of the run."""
         if self.exact == len(self.names):
             return f"identical in {name_layers(self.names)}, all that are compared"
+        if self.twice:
+            return ""
         parts = [f"identical in {name_layers(self.names[: self.exact])}"] if self.exact else []
         if self.exact < self.close:
             parts.append(f"the same to rounding in {name_layers(self.names[self.exact : self.close])}")
@@ -114,7 +117,8 @@ class SameLayers:
             chosen = choose_ordered_layers([layer.name for layer in x.layers])
             count, names = len(chosen), [x.layers[a].name for a in chosen]
             places = [(ends[i] + a, ends[j] + a) for a in chosen]
-            yield (x.label, y.label), ModelPair(names, places, count, count, [0.0] * count)
+            twice = x.source is y.source
+            yield (x.label, y.label), ModelPair(names, places, count, count, [0.0] * count, twice)
 
     def table(self) -> Table | None:
         """Makes the table of who and what; None where no two models have anything in common."""

@@ -16,11 +16,16 @@ from repsim_cli.models.source import Precomputed
 NAMES = [f"resid_post@{block}" for block in range(4)]
 
 
-def said(*models, names=NAMES, dtype="float32", blocks=2):
-    """The sentences about these models; each is the rows of its layers."""
-    source = Precomputed(names=names, rows=8, widths=[5] * len(names), read=None, identity=None)
+def said(*models, names=NAMES, dtype="float32", blocks=2, twice=False):
+    """The sentences about these models; each is the rows of its layers. twice: it is one model, on several texts."""
+    sources = [Precomputed(names=names, rows=8, widths=[5] * len(names), read=None, identity=None) for _ in models]
     readings = [
-        Reading(label, source, [], [Layer(label, name, x.shape[1]) for name, x in zip(names, rows, strict=True)])
+        Reading(
+            label,
+            sources[0 if twice else "abcdef".index(label)],
+            [],
+            [Layer(label, name, x.shape[1]) for name, x in zip(names, rows, strict=True)],
+        )
         for label, rows in zip("abcdef", models, strict=False)
     ]
     same = SameLayers(readings, dtype)
@@ -38,6 +43,13 @@ def said(*models, names=NAMES, dtype="float32", blocks=2):
 @pytest.fixture
 def rows():
     return torch.randn(4, 8, 5, generator=torch.Generator().manual_seed(0))
+
+
+def test_one_model_on_two_texts_is_no_other_model(rows):
+    assert said(rows, rows, twice=True) == {"a beside b": "identical in blocks 0 to 3, all that are compared"}
+    for layer in (0, 2):
+        assert said(rows, changed(rows, layer, 0.1), twice=True) == {}
+        assert said(rows, changed(rows, layer, 0.1)) != {}
 
 
 def changed(rows, layer, by, at=slice(None)):
