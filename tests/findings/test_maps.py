@@ -11,9 +11,10 @@ from PIL import Image
 import repsim_cli
 from repsim_cli.figures.heatmap import find_matrix_axes
 from repsim_cli.figures.lines import UNKNOWN, draw_by_layer, list_layer_figures, merge_seeds
-from repsim_cli.findings import map_figures
+from repsim_cli.findings import map_figures, maps
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import find_chance_of_values
+from repsim_cli.findings.layer_maps import ClaimMap
 from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
@@ -184,3 +185,17 @@ def test_a_title_says_where_chance_gives_as_much(repsim, tmp_path):
     assert repsim("plot", tmp_path / "run")[0] == 0
     with Image.open(tmp_path / "run" / "figures" / "cka_unbiased-00-01-a-b.png") as image:
         assert image.info["Title"] == "a and b have nothing in common beyond chance"
+
+
+def test_how_far_one_of_four_models_stands_apart_by_hand():
+    """Distances of 0.4 from 2.8b and 0.1 among the others: log 0.4 minus log of the mean of 0.1, 0.1 and 0.4. Cells of
+    a model with itself, and those at other depths, say nothing."""
+    names = ["pythia_1b", "pythia_1_4b", "pythia_2_8b", "pythia_6_9b"]
+    places = {name: slice(3 * i, 3 * i + 3) for i, name in enumerate(names)}
+    owner = np.repeat(np.arange(4), 3)
+    values = np.where((owner[:, None] == 2) | (owner == 2), 0.6, 0.9)
+    values[owner[:, None] == owner] = 0.3
+    values[(np.arange(12) % 3)[:, None] != np.arange(12) % 3] = 0.1
+    of = {"families": dict.fromkeys(names, "gpt_neox"), "names": [], "widths": [32] * 12, "rows": 4000}
+    found = maps.pythia_2_8b_stands_apart.function(ClaimMap(models=places, values={"cka": values}, **of), values)
+    assert found.value == pytest.approx(np.log(0.4 / 0.2))
