@@ -53,8 +53,19 @@ def skip_in_all(
             raise BadInput(f"extract.skip_tokens: no tokenizer of the run has such a token, got {name}; drop it")
     lost = np.any([_mark_skipped_rows(given, extract) for given in marked.values()], axis=0)
     if lost.all():
-        raise BadInput(f"extract.skip: no row is left of {len(lost)}, got {extract.remedies}; skip less")
+        raise BadInput(_explain_nothing_left(len(lost), extract))
     return {label: replace(given, left_out=_mark_lost_places(given, lost, extract)) for label, given in marked.items()}
+
+
+def _explain_nothing_left(rows: int, extract: Extract) -> str:
+    settings = {f"skip={extract.skip}": "skip=0", f"skip_tokens={extract.skip_tokens}": "skip_tokens=[]"}
+    given = {now: then for now, then in settings.items() if now != then}
+    stand = [f"in the first {extract.skip} places"] if extract.skip else []
+    stand += [f"at {', '.join(extract.skip_tokens)}"] if extract.skip_tokens else []
+    return (
+        f"extract.skip: no row is left of {rows}, as all stand {' or '.join(stand)} for some model, got "
+        f"{', '.join(given)}; {' '.join(f'extract.{then}' for then in given.values())} reads them"
+    )
 
 
 def _mark_skipped_rows(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:

@@ -17,7 +17,7 @@ from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.files import lines_of
 from repsim_cli.data.labelled import Example, Examples
-from repsim_cli.data.words import NONE, find_spaced_word_spans, has_letters
+from repsim_cli.data.words import NONE, find_spaced_word_spans, find_word_spans, has_letters
 
 SAME = "same"  # the rule that words are linked which are equal, upper and lower case alike
 LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -84,7 +84,10 @@ def _read_links(line: str, counts: Sequence[int], where: str) -> Iterator[tuple[
     for said in line.split():
         found = LINK.fullmatch(said)
         if found is None:
-            raise BadInput(f"{where}: not a link, got '{said:.40}'; write numbers of words from 0, such as 0-0 1-2")
+            raise BadInput(
+                f"{where}: not a link, got '{said:.40}'; write numbers of words from 0, such as 0-0 1-2, and leave "
+                "links out that are only possible (0p2, 0-2?)"
+            )
         i, j = (int(number) for number in found.groups())
         if i >= counts[0] or j >= counts[1]:
             raise BadInput(
@@ -99,6 +102,8 @@ def read_alignment(name: str, pairs: Examples) -> Alignment:
     if name == SAME:
         return Alignment(SAME)
     file = expand_path(name)
+    if file.is_dir():
+        raise BadInput(f"alignment: it is a folder, got '{name}'; name the file of links in it")
     if not file.is_file():
         raise BadInput(
             f"alignment: no such file, got '{name}'; give a file with a line of links per pair, such as 0-0 1-2, or "
@@ -111,7 +116,7 @@ def read_alignment(name: str, pairs: Examples) -> Alignment:
 
 
 def _read_example_lines(file: Path, pairs: Examples) -> Iterator[tuple[int, str]]:
-    with lines_of(file) as lines:
+    with lines_of(file, "utf-8-sig") as lines:
         number = 0
         for number, (line, pair) in enumerate(zip_longest(lines, pairs.read()), 1):
             if line is None or pair is None:
@@ -142,6 +147,13 @@ class Aligned(Examples):
     place: int
     alignment: Alignment
 
+    def count_unspaced(self) -> int:
+        """Counts the texts without white space that have several words, if they are most of the column; else 0."""
+        examples, _ = self.pairs.examples()
+        texts = [example.texts[self.place] for example in examples]
+        count = sum(len(text.split()) == 1 and len(find_word_spans(text)) > 1 for text in texts)
+        return count if count > len(texts) / 2 else 0
+
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """Sequences with aligned words alone, of the first stretch of each text: the same pairs of words for all
         models. Raises BadInput where no link is left."""
@@ -157,12 +169,17 @@ class Aligned(Examples):
             reasons.update(_why_not(words, links, kept[number], self.place, examples[number].texts[self.place]))
         kept = {number: links for number, links in kept.items() if len(links)}
         if not kept:
-            why = ", ".join(f"{count} with {reason}" for reason, count in reasons.items())
+            why = ", ".join(f"{count} {_name_many(reason, count)}" for reason, count in reasons.items())
+            give = "a file of links" if self.alignment.source == SAME else "links of single words of the same texts"
             raise BadInput(
-                f"data.alignment: no link of two words is left, got {why} in {self.source}; give links of single words "
-                "of the same texts"
+                f"data.alignment: no word of {self.source} has a link to one other word alone, got {why}; give {give}"
             )
         return {label: _keep(given, kept, self.place, reasons, extract) for label, given in made[self.place].items()}
+
+
+def _name_many(reason: str, count: int) -> str:
+    """Names words by a reason, after their number."""
+    return reason.replace("a word", "word" if count == 1 else "words", 1)
 
 
 def _find_first_sequences(given: Sequences) -> tuple[Int[np.ndarray, " e"], Int[np.ndarray, " e"]]:

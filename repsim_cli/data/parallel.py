@@ -100,7 +100,8 @@ def parallel(
         too, of links FIRST-SECOND (`0-0 1-2 2-1`) of words, which white space separates, numbered from 0. `same`: equal
         words, upper and lower case alike. Words whose only link is to a word without another are rows; null: none, rows
         are texts.
-    Example: repsim run experiment=parallel data.path=FILE data.first=en data.second=de
+    Example: repsim run experiment=parallel extract=words data.path=FILE data.first=en data.second=de
+        data.alignment=same
     """
     if path is None and pairs is None:
         raise BadInput(f"path: no pairs of texts; {ADVICE}")
@@ -138,7 +139,7 @@ def _pair_lines(first: str, second: str) -> Examples:
     files = [_find_text_file(name) for name in (first, second)]
 
     def read() -> Iterator[Example | str]:
-        with lines_of(files[0]) as left, lines_of(files[1]) as right:
+        with lines_of(files[0], "utf-8-sig") as left, lines_of(files[1], "utf-8-sig") as right:
             for number, both in enumerate(zip_longest(left, right), 1):
                 if None in both:
                     short = files[0 if both[0] is None else 1]

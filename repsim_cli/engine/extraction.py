@@ -43,15 +43,20 @@ def make_noted_sequences(
     such."""
     sequences = make_sequences(live, tokenizers, data, extract, seed)
     if sequences:
-        description, notices = describe(sequences, data, extract)
-        if of:
-            run.input(f"data of {of}", description)
-            run.manifest["data"] = run.manifest.get("data", {}) | description
-        else:
-            run.input("data", description)
-        for notice in notices:
-            run.warn(notice)
+        note_sequences(run, sequences, data, extract, of)
     return sequences
+
+
+def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, extract: Extract, of: str = "") -> None:
+    """Notes inputs in the manifest, and warns of what is left out of them; of: as of `make_noted_sequences`."""
+    description, notices = describe(sequences, data, extract)
+    if of:
+        run.input(f"data of {of}", description)
+        run.manifest["data"] = run.manifest.get("data", {}) | description
+    else:
+        run.input("data", description)
+    for notice in notices:
+        run.warn(notice)
 
 
 def locate_model_layers(readings: Sequence[Reading]) -> list[slice]:

@@ -303,7 +303,7 @@ QUESTIONS = {
     "likelihoods": "How far apart are the models by the likelihoods that they give to the same texts?",
     "modular_training": "Did the models learn to add modulo a prime?",
     "outputs": "How far do the models differ in what they predict on the same rows?",
-    "parallel": "Does a model give the two texts of a pair the same place?",
+    "parallel": "Does a model give the two texts of a pair, or their words, the same place?",
     "pretrain": "What does a small language model reach, checkpoint by checkpoint?",
     "probes": "Which layers know a target, and which of them tell it linearly?",
     "stitching": "Can the later blocks of one model go on from the first blocks of another?",

@@ -164,8 +164,11 @@ def test_words_are_numbered_as_split_numbers_them(text):
         (["0-0", "4-0", ""], "links.txt, line 2: no such word, got 4-0 of texts with 4 and 5 words"),
         (
             ["0-0", "", "0:0"],
-            "links.txt, line 3: not a link, got '0:0'; write numbers of words from 0, such as 0-0 1-2",
+            "links.txt, line 3: not a link, got '0:0'; write numbers of words from 0, such as 0-0 1-2, and leave links out",
         ),
+        (["0-0 0p1", "", ""], r"links.txt, line 1: not a link, got '0p1'; .* only possible \(0p2, 0-2\?\)"),
+        (["0-0 0-2?", "", ""], r"links.txt, line 1: not a link, got '0-2\?'"),
+        (".", "alignment: it is a folder, got '.'; name the file of links in it"),
         (["0-0 1--2", "", ""], "links.txt, line 1: not a link, got '1--2'"),
         (["0-0 1-", "", ""], "links.txt, line 1: not a link, got '1-'"),
         ("other", "alignment: no such file, got 'other'; give a file with a line of links per pair"),
@@ -187,7 +190,30 @@ def test_lines_are_of_pairs_that_are_left_out_too(tmp_path, tokenizers):
 def test_no_link_at_all_is_refused(tmp_path, tokenizers):
     data = load(tmp_path, PAIRS, ["", "0-0 0-1", "0-0 0-1"])
     problem = (
-        "data.alignment: no link of two words is left, got .*a word without link.* in .*one.txt and .*two.txt, first"
+        "data.alignment: no word of .*one.txt and .*two.txt, first has a link to one other word alone, got 8 words without "
+        "link, 2 words without letter or digit, 2 words in several links; give links of single words"
     )
     with pytest.raises(BadInput, match=problem):
         columns(data, tokenizers, extract())
+    with pytest.raises(BadInput, match="got 1 word without link; give a file of links"):
+        columns(load(tmp_path, [("one", "two")], "same"), tokenizers, extract())
+
+
+def test_a_byte_order_mark_is_no_part_of_a_link_or_a_word(tmp_path, tokenizers):
+    plain = columns(load(tmp_path, PAIRS, LINKS), tokenizers, extract())
+    marked = load(tmp_path, PAIRS, ["\ufeff" + LINKS[0], *LINKS[1:]])
+    assert (tmp_path / "links.txt").read_bytes().startswith(b"\xef\xbb\xbf0-2")
+    (tmp_path / "one.txt").write_text((tmp_path / "one.txt").read_text(), encoding="utf-8-sig")
+    for name, of_models in columns(marked, tokenizers, extract()).items():
+        for label, sequences in of_models.items():
+            assert np.array_equal(sequences.ids, plain[name][label].ids)
+            assert np.array_equal(sequences.word, plain[name][label].word)
+
+
+def test_texts_without_spaces_are_counted_where_they_are_most(tmp_path):
+    pairs = [("我喜欢读书。", "Ich lese gern"), ("วันนี้", "heute"), ("a b", "c d"), ("dog", "Hund")]
+    counts = [
+        [column.count_unspaced() for column in load(tmp_path, some, "same").columns().values()]
+        for some in (pairs[:3], pairs, pairs[2:])
+    ]
+    assert counts == [[2, 0], [0, 0], [0, 0]]

@@ -1,1 +1,1 @@
-"""Does a model give the two texts of a pair the same place?"""
+"""Does a model give the two texts of a pair, or their words, the same place?"""

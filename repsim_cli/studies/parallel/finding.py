@@ -73,6 +73,13 @@ def find_best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[s
     return int(np.argmax([a[RETRIEVAL] + b[RETRIEVAL] for a, b in zip(there, back, strict=True)]))
 
 
+def find_highest(ways: Ways) -> Mapping[str, Any]:
+    """Finds the row of most pairs of all models, layers and ways, the first of equal ones."""
+    return max(
+        (row for models in ways.values() for rows in models.values() for row in rows), key=lambda row: row[RETRIEVAL]
+    )
+
+
 def make_retrieval_curves(ways: Ways) -> Iterator[Curve]:
     for (first, second), models in ways.items():
         tokens = sorted(row[BY_TOKENS] for row, *_ in models.values())
@@ -129,16 +136,14 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = draw_quantities(groups, ())
     ways = group_by_way(run.results.tables[RETRIEVAL])
-    there, back = ways.values()
-    best = {model: rows[find_best_layer(rows, back[model])] for model, rows in there.items()}
-    model = max(best, key=lambda label: best[label][RETRIEVAL])
-    word, _ = make_layer_namer([row["layer"] for row in there[model]])
-    row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
-    what = name_row_unit(run)
+    models = list(next(iter(ways.values())))
+    row = find_highest(ways)
+    word, _ = make_layer_namer([each["layer"] for each in next(iter(ways.values()))[row["model"]]])
+    means, what = ", each column's mean removed" if run.options.get("centred") else "", name_row_unit(run)
     set_headline(
         figure,
-        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({model}, "
-        f"{word(row['layer'])})",
+        f"{list_models(models)}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({row['model']}, "
+        f"{word(row['layer'])}, {row['from']} to {row['to']})",
         f"nearest by cosine of {row['rows']:,} {what} in the other column{means}; chance "
         f"{row[CHANCE]:.2g}{_of_text(row)}, {BY_TOKENS} {row[BY_TOKENS]:.2f}",
     )

@@ -1,7 +1,7 @@
 """Every model on both texts of each pair: do pairs find each other, and how alike are all layers across columns?"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, ClassVar, NamedTuple, Unpack
 
@@ -9,19 +9,20 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.activations.inputs import make_sequences
 from repsim_cli.activations.places import have_same_rows
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES, Extract, Significance
-from repsim_cli.data.alignment import SAME
+from repsim_cli.data.alignment import SAME, Aligned
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.parallel import Parallel
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
-from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.extraction import note_sequences
 from repsim_cli.engine.matrices import compute_matrices, make_measure_records
 from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
@@ -78,7 +79,8 @@ class ParallelText(Study):
     rows whose nearest row in the other column, by cosine at the same layer, is their pair, among those of all texts:
     from the first column to the second, and back. A model is compared with itself, and with models of the same layers
     and widths. Beside it stand a 95 % interval over texts (over their documents, or significance.clusters), chance,
-    1/n, what the right text or shared tokens alone give, and a bound of p under random pairings of texts.
+    1/n, what the right text or shared tokens alone give (all tokens of a row, with no mean taken out), and a bound of p
+    under random pairings of texts, of each layer by itself.
 
     centred: take each column's mean from its rows before cosines: a language or a style moves all rows alike.
     Example: repsim run study=parallel model=[tiny_a] extract=pooled data=parallel data.path=FILE data.first=en
@@ -155,13 +157,23 @@ class ParallelText(Study):
         return Results(study="parallel", measures=measures, tables=retrieval | tables | of_layers)
 
     def _sequences(self, run: Run) -> dict[str, Sequences]:
-        """Tokenizes the inputs of every model on every column: the same pairs in the same order."""
+        """Tokenizes the inputs of every model on every column: the same pairs in the same order, less those that are
+        skipped in any column."""
         compared, made = self.comparison, dict[str, Sequences]()
+        whole = replace(compared.extract, skip=0, skip_tokens=[])
         for column, data in self.columns.items():
             labels = [label for label, each in self.labels.items() if each.column == column]
             live, tokenizers = ({label: of[label] for label in labels} for of in (compared.live, compared.tokenizers))
-            made |= make_noted_sequences(run, live, tokenizers, data, compared.extract, compared.seed, of=column)
+            made |= make_sequences(live, tokenizers, data, whole, compared.seed)
+            if isinstance(data, Aligned) and (count := data.count_unspaced()):
+                run.warn(
+                    f"data: {count} texts of {data.source} have no white space, so that each is one word; segment them "
+                    "before words are aligned"
+                )
         sequences = skip_in_all({label: made[label] for label in self.labels}, compared.tokenizers, compared.extract)
+        for column, data in self.columns.items():
+            read = {label: of_label for label, of_label in sequences.items() if self.labels[label].column == column}
+            note_sequences(run, read, data, compared.extract, of=column)
         first, *others = sequences.values()
         assert all(have_same_rows(first, other, compared.extract) for other in others)
         return sequences

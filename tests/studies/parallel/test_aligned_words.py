@@ -1,6 +1,7 @@
 """Aligned words: a planted language in another word order is found, shuffled links are not; numbers again in plain numpy."""
 
 import csv
+import json
 from collections import Counter
 from functools import partial
 
@@ -249,6 +250,41 @@ def test_the_numbers_are_those_of_plain_numpy(repsim, newest, spelled, tmp_path,
     assert np.load(newest() / pair["values"]).diagonal() == pytest.approx(np.array(expected), abs=1e-5)
 
 
+def test_rows_that_any_column_skips_are_counted_once_of_all(repsim, newest, twin, tmp_path):
+    """In reversed order the first word of each column is a different row."""
+    given = write(tmp_path, *planted(ORDERS["reversed"]))
+    code, out, err = repsim(*RUN, model(twin), *given, "extract.skip=1")
+    assert not code, err
+    lost, whole = 2 * TEXTS, LENGTH * TEXTS
+    assert out.count("extract.skip: ") == 1
+    assert f"extract.skip: {lost} of {whole} rows are left out, as some model skips their places" in out
+    manifest = json.loads((newest() / "manifest.json").read_text())
+    assert manifest["rows"] == whole - lost
+    assert (manifest["remedies"]["rows_left_out"], manifest["remedies"]["share_left_out"]) == (lost, lost / whole)
+    data = manifest["data"]
+    assert (data["rows_kept"], data["rows_dropped"], data["rows_skipped"]) == (whole - lost, lost, lost)
+
+
+def test_texts_without_spaces_are_warned_of(repsim, spelled, tmp_path):
+    path, links = write(
+        tmp_path, [("我喜欢读书", "I like books"), ("今天天气", "the weather today")] * 9, [[(0, 0)]] * 18
+    )
+    code, out, err = repsim(*RUN, model(spelled), path, links, "extract.skip=0")
+    assert not code, err
+    assert "data: 18 texts of" in out
+    assert "pairs.csv, a have no white space, so that each is one word; segment them before words are aligned" in out
+    assert "pairs.csv, b have" not in out
+
+
+def test_words_are_in_the_question_and_in_an_example(repsim):
+    from repsim_cli.report.studies import QUESTIONS
+
+    assert "or their words" in QUESTIONS["parallel"]
+    out = repsim("describe", "parallel")[1]
+    assert "example: repsim run experiment=parallel extract=words data.path=FILE" in out
+    assert "example: repsim run study=parallel model=[tiny_a] extract=pooled" in out
+
+
 def test_equal_words_have_no_p(repsim, newest, spelled, tmp_path):
     """They are chosen because they are equal, so that random pairings are no null."""
     pairs, links = sentences()
@@ -309,7 +345,7 @@ def test_what_is_refused(repsim, twin, tmp_path):
             (path, f"data.alignment={tmp_path / 'wide.txt'}"),
             "wide.txt, line 8: no such word, got 0-5 of texts with 5 and",
         ),
-        ((path, f"data.alignment={tmp_path / 'none.txt'}"), "data.alignment: no link of two words is left, got"),
+        ((path, f"data.alignment={tmp_path / 'none.txt'}"), "data.alignment: no word of "),
     ):
         code, _, err = repsim(*RUN, model(twin), *words)
         assert code == 2, words

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
+from repsim_cli.studies.parallel.finding import find_best_layer, find_highest
 from repsim_cli.studies.parallel.retrieval import (
     bound_retrieval_p,
     compute_wilson_interval,
@@ -162,6 +163,16 @@ def test_a_planted_language_is_found_in_every_layer(repsim, newest, languages):
     assert (newest() / "figures" / "parallel.png").is_file()
     assert f"  figure: {newest() / 'figures' / 'parallel.png'}" in repsim("show", str(newest()))[1]
     assert [row["model"] for row in table(newest(), FOUND)] == ["twin", "model", "turned"]
+
+
+def test_the_highest_share_is_named_with_its_way():
+    """Another layer than the best of both ways together."""
+    ways = {
+        ("a", "b"): {"m": [{"layer": "embed", RETRIEVAL: 0.6}, {"layer": "resid_post@0", RETRIEVAL: 0.5}]},
+        ("b", "a"): {"m": [{"layer": "embed", RETRIEVAL: 0.6}, {"layer": "resid_post@0", RETRIEVAL: 0.65}]},
+    }
+    assert find_highest(ways) is ways["b", "a"]["m"][1]
+    assert find_best_layer(*(models["m"] for models in ways.values())) == 0
 
 
 def test_shuffled_pairs_are_found_as_often_as_by_chance(repsim, newest, languages):
