@@ -116,7 +116,7 @@ def read_alignment(name: str, pairs: Examples) -> Alignment:
 
 
 def _read_example_lines(file: Path, pairs: Examples) -> Iterator[tuple[int, str]]:
-    with lines_of(file, "utf-8-sig") as lines:
+    with lines_of(file) as lines:
         number = 0
         for number, (line, pair) in enumerate(zip_longest(lines, pairs.read()), 1):
             if line is None or pair is None:

@@ -43,8 +43,8 @@ def find_file(path: str, suffixes: Sequence[str]) -> Path:
 
 
 @contextmanager
-def lines_of(file: Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file, compressed (.zst) or not. encoding: utf-8-sig: without a byte-order mark."""
+def lines_of(file: Path) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, compressed (.zst) or not, without a byte-order mark."""
     import zstandard
 
     def check(stream: io.TextIOBase) -> Iterator[str]:
@@ -63,7 +63,7 @@ def lines_of(file: Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
 
     with file.open("rb") as raw:
         stream = io.BufferedReader(_Unpacked(raw)) if file.name.endswith(".zst") else raw
-        with io.TextIOWrapper(stream, encoding=encoding) as text:
+        with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
             yield check(text)
 
 

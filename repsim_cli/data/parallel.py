@@ -139,7 +139,7 @@ def _pair_lines(first: str, second: str) -> Examples:
     files = [_find_text_file(name) for name in (first, second)]
 
     def read() -> Iterator[Example | str]:
-        with lines_of(files[0], "utf-8-sig") as left, lines_of(files[1], "utf-8-sig") as right:
+        with lines_of(files[0]) as left, lines_of(files[1]) as right:
             for number, both in enumerate(zip_longest(left, right), 1):
                 if None in both:
                     short = files[0 if both[0] is None else 1]

@@ -108,6 +108,12 @@ def test_formats_give_the_same_documents(tmp_path, name):
         local_text(path=write(tmp_path, name, "body"))
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.txt", b"one\n"), ("a.jsonl", b'{"text": "one"}\n')])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, content):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+    assert [text.strip() for text in local_text(path=str(tmp_path / name)).documents()] == ["one"]
+
+
 def test_what_a_document_of_a_txt_file_is(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("one\ntwo\n\n\nthree\n")
