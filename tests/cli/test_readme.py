@@ -15,7 +15,7 @@ from helpers.nights import nightly
 from safetensors.torch import load_file, save_file
 
 import repsim_cli
-from repsim_cli.cli import parser
+from repsim_cli.cli import build_parser
 from repsim_cli.config.run import RunKeys
 from repsim_cli.studies.vectors.stored import VectorMap
 
@@ -34,8 +34,8 @@ def commands():
 
 
 PRINTED = list(commands())
-(SUB,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
-HELP = [tuple(shlex.split(sub.epilog.removeprefix("example: repsim "))) for sub in (parser(), *SUB.values())]
+(SUB,) = (action.choices for action in build_parser()._actions if isinstance(action.choices, dict))
+HELP = [tuple(shlex.split(sub.epilog.removeprefix("example: repsim "))) for sub in (build_parser(), *SUB.values())]
 COMMANDS = [*PRINTED, *HELP]
 
 
