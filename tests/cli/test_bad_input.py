@@ -256,7 +256,6 @@ DATA = {
     "deep.jsonl": b"[" * 100_000,
     "deep-late.jsonl": TEXT + b'{"text": "x", "y": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
     "digits.jsonl": b'{"text": ' + b"9" * 5000 + b"}\n",
-    "mark.jsonl": b"\xef\xbb\xbf" + TEXT,
     "nan.jsonl": b"NaN\n",
     "long.jsonl": b"a" * 1_000_001,
     "long.jsonl.zst": zstandard.compress(b"a" * 10**6),
