@@ -63,8 +63,8 @@ def count_given_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, 
 
 
 def order_places(sequences: Sequences, places: Bool[np.ndarray, "N L"], extract: Extract) -> Places:
-    """The sequences and the places of rows, in row order: words by their positions, which need not be the order of
-    their places; others place by place."""
+    """Lists the sequences and the places of rows, in row order: words by their positions, which need not be the
+    order of their places; others place by place."""
     sequence, place = places.nonzero()
     if extract.unit in WORDS:
         order = np.lexsort((sequences.position[sequence, place], sequence))
@@ -91,8 +91,8 @@ def list_row_places(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "
 
 
 def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
-    """The row of the run that each place of text is a part of, -1 where it is of none: all tokens of a text, and all
-    pieces of a word."""
+    """Finds the row of the run that each place of text is a part of, -1 where it is of none: all tokens of a text, and
+    all pieces of a word."""
     sequence, place = list_row_places(sequences, extract).T
     if extract.pooled:
         rows = np.full(len(sequences.text), -1)

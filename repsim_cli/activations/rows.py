@@ -248,7 +248,7 @@ class Forward:
     def _of_words(
         self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences
     ) -> Float[Tensor, "n d"]:
-        """The rows of words, in row order."""
+        """Takes the rows of words, in row order."""
         if self.extract.piece == "mean":
             assert given.word is not None
             rows = pool_words(x, torch.from_numpy(given.word).to(x.device))

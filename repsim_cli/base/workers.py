@@ -92,7 +92,7 @@ class WorkerProcess:
             self.connection.send((function, arguments))
 
     def answer(self) -> Any:
-        """What the oldest call without an answer returned, once it has. Raises ProcessEnded."""
+        """Waits for what the oldest call without an answer returns. Raises ProcessEnded."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -108,12 +108,12 @@ class WorkerProcess:
 
 
 def wait_for(workers: Sequence[WorkerProcess], timeout: float | None = None) -> list[WorkerProcess]:
-    """Those that have an answer, or have ended; after at most `timeout` seconds none."""
+    """Waits until some have an answer, or have ended, and lists them; after at most `timeout` seconds none."""
     return wait(workers, timeout)  # type: ignore[return-value, arg-type]
 
 
 def serve(parent: int, connection: Connection) -> None:
-    """The main function of a worker process. It imports what it is asked for only once it follows its parent, since
+    """Answers calls, in a worker process. It imports what it is asked for only once it follows its parent, since
     imports may take seconds."""
     follow(parent)
     garbage.pause()  # until it has imported what the first call needs

@@ -144,8 +144,11 @@ class Data(ABC):
         return self.running and not self.chat and extract.unit in ("token", "sequence")
 
     def sentences(self) -> list[list[str]]:
-        """All sentences, of `worded` data; `Sequences.example` is an index into this list."""
-        raise NotImplementedError
+        """Lists all sentences; `Sequences.example` is an index into this list. Raises BadInput where data are not
+        `worded`."""
+        raise BadInput(
+            f"data: sentences of words are needed, got {self.source}; use data=embedded_sentences, ptb or ewt"
+        )
 
     def labels_of_examples(self) -> dict[str, list[str]]:
         """By what they say, the labels of all examples; `Sequences.example` is an index into each list."""

@@ -46,7 +46,7 @@ def find_word_spans(text: str) -> Int[np.ndarray, "w 2"]:
 
 
 def find_spaced_word_spans(text: str) -> Int[np.ndarray, "w 2"]:
-    """The words of a text that white space separates, as programs that align words number them, each without the
+    """Finds the words of a text that white space separates, as programs that align words number them, each without the
     punctuation around it (a word of punctuation alone as it is): its first character, and the one behind the last.
 
     >>> text = '"Well-known," (e.g.) 3.5 % - no'
@@ -59,7 +59,7 @@ def find_spaced_word_spans(text: str) -> Int[np.ndarray, "w 2"]:
 
 
 def has_letters(text: str) -> bool:
-    """Whether a letter or a digit stands in it."""
+    """Tells whether a letter or a digit stands in it."""
     return _IN_WORDS.search(text) is not None
 
 

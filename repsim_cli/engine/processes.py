@@ -170,7 +170,7 @@ def map_state_from_files(work: PairWork, state: Any) -> Any:
 
 
 def answer_block(solve: Solve, pairs: Sequence[tuple[Any, Any]]) -> "list[Solved | Degenerate | str]":
-    """The solved pairs, on a single thread, in a process that has loaded `solve`: a library that is loaded later has
+    """Solves pairs on a single thread, in a process that has loaded `solve`: a library that is loaded later has
     threads of its own."""
     with use_one_thread():
         return [answer(solve, a, b) for a, b in pairs]
