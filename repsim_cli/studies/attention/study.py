@@ -118,7 +118,7 @@ class Attention(Study):
         }
 
     def _turns(self) -> list[list[Source]]:
-        """Which models are in memory together."""
+        """Groups the models by which are in memory together: all, or each alone."""
         models = [*self.models.values()]
         return [models] if are_resident_together(models, self.hardware) else [[source] for source in models]
 
@@ -132,7 +132,7 @@ class Attention(Study):
         return self.extract.sequences * (footprint.find_sequence_length(self.extraction) / 2) ** 2
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
         count, heads, extract = (
             len(self.extraction.layers),
             sum(layer.width for layer in self.extraction.layers),
@@ -158,7 +158,7 @@ class Attention(Study):
         }
 
     def costs(self, heads: int) -> dict[str, Cost]:
-        """Every pair of heads reads every cell of every sentence, some with a logarithm."""
+        """Estimates the work: each pair of heads reads every cell of every sentence, some measures with a logarithm."""
         sentences, length = self.extract.sequences, footprint.find_sequence_length(self.extraction)
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {

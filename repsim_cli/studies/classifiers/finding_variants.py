@@ -63,8 +63,9 @@ def list_entry_models(entry: str, models: Mapping[str, Facts]) -> list[str]:
 
 
 class VariantScores(NamedTuple):
-    """values: by task and variant, the metric of every seed. reference: the variant with nothing changed. blocks, rows:
-    by task, the blocks of the reference, and the evaluation examples where the metric is a share of them."""
+    """The metric of every variant. values: by task and variant, that of every seed. reference: the variant with nothing
+    changed. blocks, rows: by task, the blocks of the reference, and the evaluation examples where the metric is a share
+    of them."""
 
     values: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
     reference: str
@@ -82,7 +83,7 @@ class VariantScores(NamedTuple):
         return {int(match[1]): variant for variant, match in named.items() if match}
 
     def find_frozen_at_share(self, end: str, share: float) -> dict[str, str]:
-        """By task, the variant named `END N` with N this share of the blocks, where there is one."""
+        """Finds for each task the variant named `END N` with N this share of the blocks, where there is one."""
         wanted = {task: round(share * blocks) for task in self.values if (blocks := self.blocks.get(task))}
         named = {task: self.find_frozen(task, end).get(count) for task, count in wanted.items()}
         return {task: variant for task, variant in named.items() if variant}

@@ -38,7 +38,7 @@ def explain(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Fl
 def measure_dictionary_quality(
     dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]
 ) -> Quality:
-    """On rows that were not trained on; whether latents are alive, on all rows."""
+    """Measures a dictionary on held-out rows. A latent is alive if it is active on any row, held out or trained on."""
     code = encode(dictionary, held_out)
     alive = (code > 0).any(0) | torch.stack([(dictionary.encode(part) > 0).any(0) for part in x.split(BLOCK)]).any(0)
     return Quality(
@@ -75,7 +75,7 @@ def match_one_to_one(values: Float[np.ndarray, "m l"]) -> tuple[Int[np.ndarray, 
 def match_latents(
     a: Mapping[str, Float[Tensor, "m d"]], b: Mapping[str, Float[Tensor, "l d"]], absolute: bool
 ) -> Matched:
-    """a, b: directions of the decoder and of the encoder."""
+    """Matches the latents of two dictionaries, once by decoder and once by encoder. a, b: directions of both kinds."""
     if len(a["decoder"]) > len(b["decoder"]):
         a, b = b, a
     values = {side: compute_cosines(a[side], b[side], absolute) for side in ("decoder", "encoder")}
@@ -90,7 +90,7 @@ def take_alive_directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"])
 
 
 def draw_random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """As many directions, drawn from normal distributions with the second moments of these."""
+    """Draws as many directions as are given, from normal distributions with the same second moments."""
     made = torch.Generator().manual_seed(seed)
     drawn = {}
     for side, x in like.items():

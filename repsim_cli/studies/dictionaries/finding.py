@@ -42,7 +42,7 @@ class FeatureOptions:
 
 
 def compute_matched_shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
-    """Of latents matched by decoder and by encoder, and by both with the same partner."""
+    """Computes the share of latents that are matched by decoder, by encoder, and by both with the same partner."""
     decoder, encoder = values[0] >= cosine, values[1] >= cosine
     return [float(x.mean()) for x in (decoder, encoder, decoder & encoder & (values[2] > 0))]
 
@@ -113,7 +113,7 @@ def _average_over_pairs(values: OfPairs) -> Weighed:
 
 
 def read_seed_shares(run: Finished) -> dict[str, list[float]]:
-    """By model, the share of latents that two seeds share, of every pair of seeds and layer."""
+    """Reads for each model the share of latents that two seeds share, one number per pair of seeds and layer."""
     models: dict[str, list[float]] = {}
     for matrix in run.select_kind(MATCHED):
         if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
@@ -124,7 +124,7 @@ def read_seed_shares(run: Finished) -> dict[str, list[float]]:
 
 
 def read_rsa_excess(run: Finished) -> dict[tuple[str, str], list[float]]:
-    """By pair of models, RSA beyond random pairings of every pair of layers."""
+    """Reads for each pair of models by how much RSA exceeds that of random pairings, one number per pair of layers."""
     if SPACES not in run.results.tables:
         return {}
     table, pairs = run.results.tables[SPACES], {}

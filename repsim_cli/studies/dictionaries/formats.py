@@ -214,8 +214,9 @@ def _gemma_scope(config: Config, tensors: Tensors) -> Form:
 
 
 def _guess_form(config: Config, tensors: Tensors) -> Form:
-    """Of dictionary_learning, and of files without a config: a threshold of a batch's TopK comes with its k, and one
-    of a JumpReLU alone, which takes rows as they are; a decoder that has a bias of its own does too."""
+    """Guesses the form from the tensors, for dictionary_learning and for files without a config. The threshold of a
+    BatchTopK comes with its k, that of a JumpReLU alone. A JumpReLU takes rows as they are (not centred), and so does
+    a dictionary whose decoder has a bias of its own."""
     k, threshold = tensors.get("k"), tensors.get("threshold")
     learned = threshold is not None and bool((threshold >= 0).all())  # -1: it was never set
     centred = "decoder.bias" not in tensors and (k is not None or threshold is None)

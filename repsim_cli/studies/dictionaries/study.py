@@ -189,7 +189,7 @@ class Features(StudyOfRows):
         return max([self.recipe.width, *given])
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, dictionaries, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, dictionaries, forward passes, memory in GB."""
         return {
             "models": describe_models(self.extraction.models, self.hardware),
             "layers": len(self.layers),
@@ -254,7 +254,7 @@ class Features(StudyOfRows):
         return Results(study="features", matrices=matrices, tables=tables)
 
     def _train(self, run: Run, label: str, rows: Sequence[Tensor], seed: int) -> list[Dictionary]:
-        """From the cache, or trained now."""
+        """Trains a dictionary of these rows, or takes it from the cache: one for each of `rows`, with a common code."""
         hashed = digest([x.cpu().numpy() for x in rows])
         trained = train_dictionary(rows, self.recipe, seed=seed, digest=hashed)
 
@@ -334,7 +334,10 @@ class Features(StudyOfRows):
     def _universal(
         self, run: Run, place: int, seen: Mapping[Layer, Tensor], held_out: Mapping[Layer, Tensor]
     ) -> dict[str, Matrix]:
-        """How well the code of each model reconstructs each other, of one layer of every model."""
+        """Measures how well the code of each model reconstructs each other model, at one layer of every model.
+
+        place: of the layer among those that are read. seen: rows that are trained on. held_out: rows that are measured.
+        """
         layers = [reading.layers[place] for reading in self.readings]
         train, test = ([of[layer] for layer in layers] for of in (seen, held_out))
         names = [layer.name for layer in layers]

@@ -139,7 +139,7 @@ class DictionaryTransfer(Study):
 
     @property
     def rows(self) -> int:
-        """Of the training, at most."""
+        """The number of rows that dictionaries are trained on, at most; 0 where they are given."""
         return 0 if self.given else round(TRAINED_ON * self.extract.sequences * self.extract.length)
 
     def memory(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ class Autoencoder(nn.Module):
         self.idle = nn.Parameter(torch.zeros(width), requires_grad=False)
 
     def directions(self) -> list[Tensor]:
-        """Of every model (m, d), with norm 1 over all models together."""
+        """The decoder directions of every model, (m, d) each; a latent's have norm 1 over all models together."""
         norms = torch.stack([x.square().sum(1) for x in self.decoders]).sum(0).sqrt()
         return [x / norms[:, None] for x in self.decoders]
 

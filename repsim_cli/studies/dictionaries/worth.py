@@ -44,7 +44,7 @@ def mean(sums: Sums) -> Any:
 
 
 def subtract(sums: Sums) -> Any:
-    """What the first two explain, less what the last two do."""
+    """Subtracts the explained share of the last two sums from that of the first two."""
     return explain(sums[:2]) - explain(sums[2:])
 
 

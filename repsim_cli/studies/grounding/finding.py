@@ -64,7 +64,7 @@ class Grades:
 
 
 def read_cases(run: Finished, metric: str) -> list[Case]:
-    """Those of a run of `grounding`, or the hook points of another run, whose models are one group without groups."""
+    """Reads the cases of a run: those of `grounding`, else one per hook point. Without groups all models are one."""
     return list(_read_test_cases(run) if run.results.study == "grounding" else _read_map_cases(run, metric))
 
 
@@ -121,7 +121,7 @@ def compare_truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | No
 def _measure_output_differences(
     run: Finished, sample: Mapping[str, Any], labels: Sequence[str]
 ) -> dict[str, scores.Square]:
-    """How far these models are apart in accuracy and in what they predict; empty where they have no outputs."""
+    """Measures how far these models are apart in accuracy and in what they predict; empty where one has no outputs."""
     predicted = [sample["outputs"].get(label) for label in labels]
     if None in predicted:
         return {}
@@ -162,7 +162,7 @@ def _read_map_cases(run: Finished, metric: str) -> Iterator[Case]:
 
 
 def list_group_accuracies(run: Finished, cases: Sequence[Case], metric: str) -> list[list[Any]]:
-    """Of every group the accuracy of its models: whether they differ as they should."""
+    """Lists the mean, lowest and highest accuracy of every group, which shows whether models differ as they should."""
     rows = {}
     for case in cases:
         outputs = run.results.about.get("samples", {}).get(case.data, {}).get("outputs", {})

@@ -52,7 +52,7 @@ class Resi:
 
 
 def read_published() -> dict[str, dict[str, float]]:
-    """By test, the average precision of every measure, averaged over the data sets for which it was published."""
+    """Reads the published average precision of every measure in each test, averaged over the data sets that have it."""
     lines = FILE.read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     tests: dict[str, dict[str, float]] = {}
@@ -109,7 +109,7 @@ def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
 
 
 def average_separation_scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """By test, the average precision of every measure, averaged over samples and hook points."""
+    """Averages the average precision of every measure in each of these tests over samples and hook points."""
     precisions: dict[str, dict[str, list[float]]] = {}
     for case in read_cases(run, "accuracy"):
         for each in grade_all(case) if case.of in tests else ():

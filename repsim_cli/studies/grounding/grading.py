@@ -53,7 +53,7 @@ class Graded(NamedTuple):
 
 
 def grade_all(case: Case) -> Iterator[Graded]:
-    """Every test that the models of a case allow."""
+    """Grades the measures of a case in every test that its models allow."""
     if not case.models:
         return
     for name, score in SCORES.items():
@@ -93,7 +93,7 @@ def leave_out(
 
 
 def rank(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """1 is the best; equal scores share the smallest rank, as ReSi has it; NaN without a score."""
+    """Ranks scores: 1 is the best; equal scores share the smallest rank, as ReSi has it; NaN without a score."""
     return scipy.stats.rankdata(-values.round(12), method="min", nan_policy="omit").astype(float)
 
 
@@ -235,7 +235,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
 
 
 def _list_measure_scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Float[np.ndarray, " k"]:
-    """Of these measures in a test, NaN without one. left: the model that is left out."""
+    """Lists the scores of these measures in a test, NaN without one. left: the number of the model that is left out."""
     known = {label: score if left is None else without[left] for label, (score, without) in each.of.items()}
     return np.array([known.get(label, np.nan) for label in labels])
 
@@ -253,7 +253,7 @@ class MeasureCost(NamedTuple):
 
 
 def compute_measure_costs(table: Table) -> dict[str, MeasureCost]:
-    """By measure, over all data: mean seconds per pair, and the largest number of rows that is needed."""
+    """Computes for each measure, over all data, the mean seconds per pair and the largest number of rows needed."""
     by_measure: dict[str, MeasureCost] = {}
     for label in dict.fromkeys(table.column("measure")):
         series: dict[str, list[tuple[int, float, float]]] = {}

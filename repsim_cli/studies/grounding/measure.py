@@ -34,7 +34,7 @@ class GradedLayers:
     labels: Int[Tensor, " n"] | None = None
 
     def first(self, rows: int) -> "GradedLayers":
-        """On the first so many rows."""
+        """Cuts all layers and labels to the first so many rows."""
         return GradedLayers(
             names=self.names,
             rows=[x[:rows] for x in self.rows],
@@ -48,7 +48,7 @@ class GradedLayers:
 
     @property
     def wanted(self) -> Bool[Tensor, "r r"]:
-        """Which pairs some test compares."""
+        """The pairs that some test compares."""
         wanted = torch.zeros(len(self.rows), len(self.rows), dtype=torch.bool)
         for places in self.compared.values():
             at = torch.from_numpy(places.ravel())
@@ -57,8 +57,8 @@ class GradedLayers:
 
 
 class PairCost(NamedTuple):
-    """Of so many pairs on so many rows. seconds: of CPU time per pair. rho: Spearman's, with the similarities on all
-    rows."""
+    """The cost of so many pairs on so many rows. seconds: of CPU time per pair. rho: Spearman's, of the similarities on
+    these rows and those on all rows."""
 
     rows: int
     pairs: int
@@ -68,8 +68,8 @@ class PairCost(NamedTuple):
 
 @dataclass(kw_only=True)
 class Measurement:
-    """compared: by test and hook point, of all its layers, model by model. truncated: of each of them, whole and with
-    components deleted, the k-th most of them left. failed: why there is none."""
+    """The values of a measure, by test and hook point. compared: between all its layers, model by model. truncated:
+    of each of them, whole and with components deleted, the k-th most of them left. failed: why there is none."""
 
     compared: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
     truncated: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Measurement:
 
 
 def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
-    """Everything that the tests need of a measure."""
+    """Computes everything that the tests need of a measure; tests whose layers it cannot compare are in `failed`."""
     made = Measurement()
     try:
         values, seconds, notices = _measure_wanted_pairs(
@@ -122,7 +122,8 @@ def _measure_wanted_pairs(
     wanted: Bool[Tensor, "r r"],
     labels: Tensor | None,
 ) -> tuple[Float[Tensor, "r r"], float, Sequence[str]]:
-    """All wanted pairs, the seconds of CPU time that they took, and the measure's warnings."""
+    """Computes the wanted pairs, the seconds of CPU time that they took, and the measure's warnings. Raises Degenerate
+    where a pair has no finite value."""
     began = time.process_time()
     matrices, notices = estimate_all_pairs(
         {measure.name: measure},
@@ -143,7 +144,7 @@ def _measure_wanted_pairs(
 def _measure_pair_costs(
     measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], seconds: float
 ) -> list[PairCost]:
-    """On all rows, and on half of them as long as the measure takes so few."""
+    """Measures the cost of a pair on all rows, on half of them, and so on, as long as the measure takes so few."""
     one_by_one = isinstance(measure, Pairwise) and measure.compare_all is None
     computed = layers.wanted if one_by_one else torch.ones_like(layers.wanted)
     pairs = int((computed.triu() if measure.card.symmetric else computed).sum())
@@ -187,8 +188,8 @@ def _compare_with_truncated(
 
 
 def truncate_layers(layers: Sequence[Float[Tensor, "n _"]]) -> list[dict[int, Float[Tensor, "n _"]]]:
-    """Every layer without its smallest principal components, by how many are left: half of those of the narrowest
-    layer, a quarter, ..., 1 (Ding et al. 2021)."""
+    """Removes from every layer its smallest principal components. Result: by how many are left, half of those of the
+    narrowest layer, a quarter, ..., 1 (Ding et al. 2021)."""
     most = min(min(x.shape) for x in layers)
     numbers = [most >> halvings for halvings in range(1, most.bit_length())]
     return [_truncate(x, numbers) for x in layers]
@@ -201,7 +202,7 @@ def _truncate(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Floa
 
 
 def measure_probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:
-    """Of logistic regression, fitted on half of the rows, on the other half."""
+    """Fits a logistic regression on half of the rows and measures its accuracy on the other half."""
     order = np.random.default_rng(seed).permutation(len(x))
     split = Split(order[: len(x) // 2], order[len(x) // 2 :], order)
     return 1 - fit(PROBES["logistic_classification"], x.double().numpy(), labels.numpy(), split, seed).error

@@ -43,8 +43,8 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReader(Extraction):
-    """What is read of the models of a sample. tests: the models of every group. points: by hook point, the layers of
-    each model there."""
+    """The layers that are read of the models of a sample. tests: the models of every group. points: by hook point, the
+    layers of each model there."""
 
     tests: dict[str, dict[str, list[str]]]
     points: dict[str, dict[str, list[str]]]
@@ -95,7 +95,7 @@ def _list_group_models(where: str, groups: Mapping[str, str], model: Mapping[str
 
 
 def _list_layers_by_point(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
-    """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
+    """Lists the layers of each model by hook point. Raises BadInput where a model lacks a hook point."""
     by_model = {
         reading.label: group_layers_by_point(describe_model(reading.label, reading.source, reading.layers))
         for reading in read
@@ -139,7 +139,10 @@ class PredictedClasses(NamedTuple):
 def predict_classes(
     reader: SampleReader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
 ) -> dict[str, PredictedClasses]:
-    """Of the classifiers among the models."""
+    """Computes what the classifiers among the models predict for these rows, and their accuracy; none without labels.
+
+    sequences: by model. numbers: of the rows among those that are kept.
+    """
     labels = next(iter(sequences.values())).labels
     made = {}
     counts = count_kept_rows(next(iter(sequences.values())), reader.extract)

@@ -37,7 +37,7 @@ class Truncated:
 
     @property
     def damaged(self) -> Bool[np.ndarray, "m l k"]:
-        """Whether more accuracy is lost than seeds differ in it at this layer."""
+        """Says where a probe loses more accuracy than seeds differ in it at this layer."""
         return self.loss > np.ptp(self.whole, 0)[:, None] + ROUNDING
 
 
@@ -55,7 +55,7 @@ class Models:
     truncated: Truncated | None = None
 
     def keep_models(self, kept: Int[np.ndarray, " k"]) -> "Models":
-        """Some of the models."""
+        """Keeps only these models."""
         square, cut = np.ix_(kept, kept), self.truncated
         return Models(
             similar=self.similar[square],
@@ -79,7 +79,7 @@ class Models:
         return (values + values.T) / 2
 
     def pairs(self) -> list[tuple[int, int]]:
-        """All pairs of different models of a group."""
+        """The pairs of different models of the same group."""
         pairs = itertools.combinations(range(self.count), 2)
         return [(a, b) for a, b in pairs if self.groups[a] == self.groups[b]]
 
@@ -98,7 +98,7 @@ def identification(models: Models) -> float:
 
 
 def _list_one_sided_similarities(models: Models) -> Iterator[Float[np.ndarray, " k"]]:
-    """From every layer of every model its similarity to the layers on one side, the nearest first; two at least."""
+    """Lists the similarities of each layer to those on each side of it, the nearest first; a side has two at least."""
     for model in range(models.count):
         block = models.similar[model, model]
         values = (block + block.T) / 2
@@ -107,7 +107,7 @@ def _list_one_sided_similarities(models: Models) -> Iterator[Float[np.ndarray, "
 
 
 def monotonicity(models: Models) -> float:
-    """How often the nearer of two layers is the more similar one; ties count half."""
+    """Share of cases in which the nearer of two layers is the more similar one; ties count half."""
 
     def conform(side: Float[np.ndarray, " k"]) -> float:
         nearer, farther = np.triu_indices(len(side), 1)
@@ -160,7 +160,7 @@ def compute_chance_precision(positives: int, pairs: int) -> float:
 
 
 def conformity(models: Models) -> float:
-    """How often a pair within a group is more similar than one across groups; ties count as no."""
+    """Share of cases in which a pair within a group is more similar than one across groups; ties count as no."""
     return float(
         np.mean([(_sign(within[:, None] - across) > 0).mean() for within, across in _list_group_pairs(models)])
     )
@@ -179,8 +179,8 @@ def make_correlation_score(name: str) -> Callable[[Models], float]:
 
 
 def make_correlation_p(name: str) -> Callable[[Models], float]:
-    """Of a correlation at least as large, over orders of the models: all of them, or of more than 5040 the observed one
-    and 1999 drawn."""
+    """Makes the function that computes p: the share of orders of the models with a correlation at least as large. These
+    are all orders, or of more than 5040 the observed one and 1999 drawn."""
 
     def p(models: Models) -> float:
         (permuted,), _ = list_permutations([models.count])
@@ -228,8 +228,8 @@ def sensitivity(models: Models) -> float:
 
 
 def specificity(models: Models) -> float:
-    """How often a layer is closer to another seed's than to itself with damaging deletions, and closer to itself with
-    harmless ones than to another seed's; the mean of both, ties count as no."""
+    """The mean of two shares: how often a layer is closer to another seed's than to itself with damaging deletions, and
+    how often it is closer to itself with harmless ones than to another seed's. Ties count as no."""
     cut = _cut(models)
     same = models.similar.diagonal(axis1=2, axis2=3)  # (m, m, l): a layer and the same layer of another seed
     same = (same + same.transpose(1, 0, 2)) / 2
@@ -262,7 +262,7 @@ def _correlate_ranks(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _average_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Over the pairs; a constant x counts 0 unless all are. Raises Degenerate where all are."""
+    """Averages Spearman's rho over pairs (x, y). A constant x counts 0. Raises Degenerate where all are constant."""
     rhos = [float(normalise_ranks(x) @ normalise_ranks(y)) if np.ptp(x) > ROUNDING else None for x, y in pairs]
     if all(rho is None for rho in rhos):
         raise Degenerate("all similarities are equal")
@@ -296,7 +296,7 @@ def _correlate_known(name: str) -> TestScore:
 
 
 def _has_damage(models: Models) -> bool:
-    """Whether some deletions damage and others do not, and there is another seed."""
+    """Says whether some deletions damage and others do not, and there is another seed."""
     return models.truncated is not None and models.count > 1 and len(np.unique(models.truncated.damaged)) == 2
 
 

@@ -223,7 +223,7 @@ class Grounding(Study):
         return layers, probes
 
     def _measure(self, run: Run, sample: str, layers: GradedLayers, content: Content | None) -> dict[str, Measurement]:
-        """Every measure, a unit of work each."""
+        """Computes every measure on the layers of a sample; each is kept as soon as it is finished."""
         keys = (
             {} if content is None else {label: content.make_matrix_key(bound) for label, bound in self.measures.items()}
         )
@@ -306,7 +306,7 @@ class Made:
     models_run: list[str]
 
     def sides(self, test: str, point: str, kind: str) -> tuple[Side, Side]:
-        """What the rows and columns of a matrix are."""
+        """Names the rows and columns of the matrix of a test at a hook point."""
         models, compared = self.reader.members(test), self.reader.choose_layers(test, point)
         names = [f"{model} {name}" for model, layers in zip(models, compared, strict=True) for name in layers]
         whole = Side(model=test, layers=names)
@@ -316,7 +316,7 @@ class Made:
         return whole, whole
 
     def about(self, run: Run, sample: str) -> dict[str, Any]:
-        """What findings need beside the matrices; the rows of every layer and their labels are arrays."""
+        """Collects what findings need beside the matrices. Rows of layers and their labels are written as arrays."""
         labels = self.layers.labels
         return {
             "modality": self.reader.data.modality,

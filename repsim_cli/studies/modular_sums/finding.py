@@ -48,7 +48,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw_learning(curves: Sequence[Curve]) -> Any:
-    """Both quantities side by side; a colour per model and stage."""
+    """Draws loss and accuracy side by side, with a colour per model and stage."""
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(curve.about["quantity"] for curve in curves))

@@ -25,14 +25,14 @@ class ModularLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedLayers:
-    """By how models were trained: the names of their layers, and of each seed the distances between them (of
+    """The layers of models, by how these were trained: their names, and for each seed the distances between them (of
     similarities how far they are below the largest), both in the order of the network."""
 
     names: Mapping[str, Sequence[str]]
     apart: Mapping[str, Sequence[Square]]
 
     def say_missing(self, *trainings: str) -> str:
-        """Why a claim on models with this training cannot be tested; empty where all are there."""
+        """Says why a claim on models with these trainings cannot be tested; empty where all are there."""
         absent = [training for training in trainings if training not in self.apart]
         return f"needs {FEWEST} seeds trained {' and '.join(absent)}" if absent else ""
 

@@ -57,7 +57,7 @@ class PairAttention(nn.Module):
         return self.out((pattern[..., None] * v[:, None]).sum(2).flatten(2))
 
     def _read(self, place: nn.Module, x: Float[Tensor, "b q k h"]) -> Float[Tensor, "b q k h"]:
-        """x unchanged; the module sees it as (batch, head, query, key)."""
+        """Gives x as the module leaves it, which sees it as (batch, head, query, key)."""
         return place(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 

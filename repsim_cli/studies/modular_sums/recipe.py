@@ -72,7 +72,7 @@ class ModularRecipe:
 
     @property
     def name(self) -> str:
-        """What the manifest says of the training."""
+        """The name of the training in the manifest."""
         if len(self.moduli) == 1:
             return ONE_SUM
         return BY_BLOCK if self.training == "by_block" else END_TO_END
@@ -92,7 +92,7 @@ class ModularRecipe:
 
     @property
     def stages(self) -> list[tuple[int, list[str]]]:
-        """Of each stage, how many blocks it runs, of which it trains the last (end to end all), and its outputs."""
+        """The stages: how many blocks each runs, of which it trains the last (end to end all), and its outputs."""
         last = len(self.moduli)
         if self.training == "end_to_end":
             return [(self.blocks, [f"c{last}"])]

@@ -102,13 +102,13 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
 
 
 def count_training_work(recipe: ModularRecipe) -> TrainingWork:
-    """Of all epochs; each pair of numbers is two tokens."""
+    """Counts steps and tokens of all epochs; each pair of numbers is two tokens."""
     rows, epochs = round(recipe.train_share * recipe.moduli[0] ** 2), recipe.epochs * len(recipe.stages)
     return TrainingWork(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
 
 
 def collect_stage_metrics(curves: dict[str, Columns], patience: int | None) -> Metrics:
-    """Of each stage, the metrics of the weights that were kept, and after how many epochs."""
+    """Collects for each stage the metrics of the weights that were kept, and the epoch that they are from."""
     return {
         f"{stage}_{name}": looks[column][choose_look(looks, patience)]
         for stage, looks in curves.items()
@@ -131,7 +131,7 @@ def choose_look(looks: Columns, patience: int | None) -> int:
 
 
 def describe_shortfall(metrics: Metrics) -> Short | None:
-    """How the worst stage falls short of a validation accuracy of 100 %, rounded down.
+    """Describes how the worst stage falls short of a validation accuracy of 100 %, rounded down; None if none does.
 
     >>> describe_shortfall({"c1_accuracy": 1.0, "c2_accuracy": 0.9319})
     Short(mark='93.1 %', why='validation accuracy of c2 is 93.1 %, below 100 %')
@@ -220,7 +220,7 @@ class Stage:
         self.done = 0
 
     def train(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
-        """Trains the stage; its looks. state: where what is done is left, and from where it resumes."""
+        """Trains the stage and lists its looks. state: the file that keeps what is done, from which it resumes."""
         recipe, name = self.recipe, next(iter(self.task.targets))
         if state is not None and is_resumable(state):
             self._restore(state)
@@ -326,7 +326,7 @@ def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 @torch.inference_mode()
 def count_mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
-    """Of c_k at the end of each stage, [predicted - true mod p, rows] over the validation rows with errors.
+    """Counts the errors of c_k on validation rows at the end of each stage: pairs of predicted - true (mod p) and rows.
 
     The difference is the representative nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
     """
@@ -342,7 +342,7 @@ def count_mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str
 
 
 def _has_settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
-    """Whether all of the last looks had every validation row right."""
+    """Says whether all of the last `patience` looks had every validation row right."""
     return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
 
 

@@ -35,7 +35,7 @@ class CrossMoments:
         self._across: dict[tuple[int, int], Tensor] = {}
 
     def add(self, batch: Sequence[Sequence[Float[Tensor, "n _"]]]) -> None:
-        """batch: the same rows of every layer of every model."""
+        """Adds a batch: the same rows of every layer of every model."""
         models = [torch.cat(list(layers), 1).double() for layers in batch]
         if not self.rows:
             self.widths = [[x.shape[1] for x in layers] for layers in batch]
@@ -101,8 +101,8 @@ def find_counterparts(
     absolute: bool = False,
     progress: Callable[[Sequence[int]], Iterator[int]] = iter,
 ) -> dict[tuple[int, int], NeuronCounterparts]:
-    """By the numbers of two models, the counterparts of the neurons of the first in the second; for all pairs, both
-    ways. absolute: by absolute correlation."""
+    """Finds for every ordered pair of models the counterparts of the neurons of the first in the second, by their
+    numbers. absolute: by absolute correlation."""
     models = range(len(moments.widths))
     lengths, varying = zip(*(moments.lengths(model) for model in models), strict=True)
 

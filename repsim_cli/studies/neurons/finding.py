@@ -56,14 +56,14 @@ def split_correlations(values: Float[np.ndarray, "properties n"]) -> tuple[np.nd
 
 
 def compute_excess_correlation(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
-    """Over the mean of the rotated bases; and that of each of these over the mean of the others."""
+    """Computes the excess of correlations over the mean of rotated bases, and of each such basis over the others."""
     correlation, rotated = split_correlations(values)
     others = (rotated.sum(0) - rotated) / (len(rotated) - 1)
     return correlation - rotated.mean(0), rotated - others
 
 
 def compute_neuron_excess(matrices: Sequence[np.ndarray]) -> VaryingNeurons:
-    """matrices: of one model, with each other model."""
+    """Computes the excess of the neurons of a model. matrices: those of this model with each other model."""
     each, control = zip(*map(compute_excess_correlation, matrices), strict=True)
     layer, number = matrices[0][:2].astype(int)
     return VaryingNeurons(layer, number, np.stack(each), np.stack(control))

@@ -86,7 +86,7 @@ class UniversalNeurons(StudyOfRows):
         }
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, neurons, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, neurons, forward passes, memory in GB."""
         return {
             "models": describe_models(self.extraction.models, self.hardware),
             "layers": sum(map(len, self.widths)),

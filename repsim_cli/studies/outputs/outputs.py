@@ -38,7 +38,7 @@ def disagreement(answers: Int[Tensor, "m n"]) -> Rows:
 
 
 def _entropy(p: Float[Tensor, "... c"]) -> Float[Tensor, "..."]:
-    """Nats."""
+    """Entropy of a distribution, in nats."""
     return torch.special.entr(p).sum(-1)
 
 
@@ -83,7 +83,7 @@ class OutputSums:
     totals: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def add(self, logits: Float[Tensor, "m n c"], answers: Int[Tensor, "m n"], right: Int[Tensor, " n"] | None) -> None:
-        """logits: over the same classes in the same order. answers: of each model, right: what they should be."""
+        """Adds rows. logits: over the same classes in the same order. answers: of each model, right: the true ones."""
         logs = logits.double().log_softmax(-1)
         by_row: dict[str, Callable[[], Rows]] = {
             "output_jsd": lambda: output_jsd(logs),

@@ -88,7 +88,7 @@ class Outputs(Study):
         self.tokenizers = load_tokenizers(self.models, data, extract)
 
     def _check_heads(self) -> None:
-        """All classifiers of the same labels, or all language models of one vocabulary."""
+        """Raises BadInput unless all are classifiers of the same labels, or language models of one vocabulary."""
         first, *others = self.models
         for label in others:
             reference, other = self.models[first], self.models[label]
@@ -170,7 +170,7 @@ class Outputs(Study):
         return self.models[label].with_head(HEADS[self.classify]).to(self.devices[label])
 
     def _choose_scoring(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
-        """How the answers of each classifier are scored; empty where there is nothing to score them by."""
+        """Chooses how the answers of each classifier are scored; empty where there is nothing to score them by."""
         labels = next(iter(sequences.values())).labels
         if labels is None and self.classify and "accuracy_difference" in self.outputs:
             raise BadInput(

@@ -57,7 +57,7 @@ class Pretrain(Study):
 
     @property
     def _parameters(self) -> int:
-        """Of blocks of 12 width^2 weights, and the embeddings."""
+        """The number of weights: 12 width^2 in each block, and the embeddings."""
         shape = self.settings
         return shape.hidden_size * (12 * shape.num_hidden_layers * shape.hidden_size + shape.vocab_size)
 

@@ -39,15 +39,15 @@ class ProbeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """lowest: of one probe. mlp: of the MLP that tells classes, where it was fitted. trained: the models of each
-    training."""
+    """The errors of a probe that claims are judged by. lowest: by model and target, at the best layer. mlp: the same of
+    the MLP that tells classes, where it was fitted. trained: the models of each training."""
 
     lowest: Errors
     mlp: Errors
     trained: Mapping[str, Sequence[str]]
 
     def of(self, training: str, errors: Errors | None = None) -> list[list[float]]:
-        """Of each model that was trained so, the lowest error of each target in order."""
+        """Lists for each model that was trained so the lowest error of every target, in their order."""
         errors = self.lowest if errors is None else errors
         found = [
             [value for (other, _), value in errors.items() if other == model]
@@ -134,7 +134,7 @@ def _find(errors: Probed, training: str, of_model: Callable[[list[float]], float
 def judge_claims(
     claims: Sequence[Claim], lowest: Mapping[str, Errors], trained: Mapping[str, Sequence[str]]
 ) -> list[Verdict]:
-    """Each claim on each probe of its kind (linear, MLP). lowest: by probe. trained: as of Probed."""
+    """Judges each claim on each probe of its kind (linear, MLP). lowest: by probe. trained: as in `Probed`."""
     mlp = lowest.get("mlp_classification", {})
     return [
         each.verdict(probe, Probed(lowest=errors, mlp=mlp, trained=trained))
@@ -145,8 +145,9 @@ def judge_claims(
 
 
 def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
-    """Whether the target can be told (up to PERFECT), from which layer, from how many others as well, with which error
-    and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
+    """Finds the layer that tells a target best: whether it tells it (up to PERFECT), its name, how many others tell it
+    as well, its error and its control. The first residual stream among equally near layers stands for all, as in the
+    paper, else the first of them.
     """
     lowest = float(errors.min())
     near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest)).tolist()
@@ -235,7 +236,7 @@ def make_accuracy_curves(run: Finished, matrix: Matrix) -> Iterator[tuple[str, C
 
 @analysis(studies=("probes",), unasked=lambda planned: True, figures=figures)
 def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Part:
-    """How well each layer tells each target, and the layer that tells it best."""
+    """Says how well each layer tells each target, and which layer tells it best."""
     rows: list[list[Any]] = []
     curves: dict[str, Curve] = {}
     lowest: dict[str, dict[tuple[str, str], float]] = {}

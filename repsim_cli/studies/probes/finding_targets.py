@@ -31,20 +31,20 @@ class TargetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """Of one model under one measure. names: of its layers, in the order of the network. values: by target, of each
-    layer."""
+    """How near the layers of a model are to each target, under one measure. names: of its layers, in the order of the
+    network. values: by target, of each layer."""
 
     names: Sequence[str] = ()
     values: Mapping[str, Float[np.ndarray, " l"]] = field(default_factory=dict)
     larger_is_closer: bool = False
 
     def distances(self, target: str) -> Float[np.ndarray, " l"]:
-        """Of similarities the negative."""
+        """The distance of each layer to a target; of similarities their negative."""
         return -self.values[target] if self.larger_is_closer else self.values[target]
 
 
 def read_target_values(layers: LayerMap, targets: str) -> dict[str, Near]:
-    """By model, the values of its layers and each target, which is the row. targets: the label of these functions."""
+    """Reads the values of every model's layers for each target, by model. targets: the label of the stored targets."""
     rows, by_model = layers.places[targets], {}
     for model, place in layers.places.items():
         if model == targets:
@@ -63,7 +63,7 @@ def rank_layers(distances: Float[np.ndarray, " l"]) -> list[int]:
 
 
 def count_near_ties(distances: Float[np.ndarray, " l"]) -> int:
-    """How many layers beside the closest one are within 10 % of its value.
+    """Counts the layers beside the closest one that are within 10 % of its value.
 
     >>> count_near_ties(np.array([0.5, 0.2, 0.21, 0.22, 0.23]))
     2
@@ -116,7 +116,7 @@ def c_is_near_the_last_blocks(models: Sequence[Near]) -> Weighed | Untestable:
 
 
 def _count_among_nearest(models: Sequence[Near], target: str, named: Sequence[str], first: int) -> Weighed | Untestable:
-    """In how many models all named layers are among the first, of equally near ones whichever."""
+    """Computes the share of models in which each of these layers is among the `first` nearest, ties included."""
     known = [model for model in models if target in model.values and set(named) <= set(model.names)]
     if not known:
         layers = " and ".join(named)

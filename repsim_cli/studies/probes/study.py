@@ -170,7 +170,7 @@ class Probes(StudyOfRows):
         }
 
     def costs(self) -> dict[str, Cost]:
-        """A linear probe is a decomposition, another one a training of a second or two."""
+        """Estimates the work: a linear probe is a decomposition, another one a training of a second or two."""
         slow = sum(unit.probe != LINEAR for unit in self._units())
         linear = self.splits * sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
         speed, trained = measure_speed("cpu")[0], slow * FIT * self.most / 3000
@@ -226,7 +226,7 @@ class Probes(StudyOfRows):
         targets: Mapping[str, np.ndarray],
         splits: Sequence[Split],
     ) -> Fits:
-        """All fits by model and layer. What is finished is written every few seconds, and not done again."""
+        """Fits all probes, by model and layer. Finished fits are written every few seconds, and are not done again."""
         from joblib import Parallel, delayed
         from sklearn.exceptions import ConvergenceWarning
 

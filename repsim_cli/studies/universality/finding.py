@@ -84,7 +84,7 @@ class UniversalityOptions:
 
 
 def _group_matrices_by_measure(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
-    """By measure, its card and its matrices."""
+    """Groups the matrices by measure: its label, its card, its matrices."""
     every = run.select_kind(GRID)
     for label in dict.fromkeys(matrix.about["measure"] for matrix in every):
         of_label = [matrix for matrix in every if matrix.about["measure"] == label]
@@ -129,7 +129,7 @@ def make_factor_rows(
 
 
 def omit_nan(value: float) -> float | None:
-    """None for NaN."""
+    """Replaces NaN by None, for cells of tables."""
     return None if np.isnan(value) else float(value)
 
 
@@ -144,7 +144,7 @@ def list_weakest_verdicts(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[A
 
 
 def weigh_verdicts(factors: Sequence[Sequence[Any]], weights: Mapping[str, float]) -> Iterator[list[Any]]:
-    """Of every factor the share of the weight of all measures that has each verdict."""
+    """Computes for every factor the share of the weight of all measures that has each verdict."""
     for factor in dict.fromkeys(row[1] for row in factors):
         weighted = [(weights.get(row[0], 0.0) if weights else 1.0, row[-1]) for row in factors if row[1] == factor]
         total = sum(weight for weight, _ in weighted)

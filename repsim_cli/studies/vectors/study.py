@@ -199,7 +199,7 @@ class VectorMaps(StudyOfRows):
         mean = y[np.concatenate(half.fitted)].mean(0)
 
         def read(rows: Rows, chosen: Int[np.ndarray, " m"], on: Rows = out.y) -> dict[str, MapScore]:
-            """What is fitted on these labelled rows, on held-out rows of the new model, or others."""
+            """Scores readers that are fitted on the `chosen` rows, on held-out rows of the new model, or of `on`."""
             if classes is None or not has_two_classes(classes[chosen]):
                 return {}
             left = LabelledRows(on, classes[half.held_out])
