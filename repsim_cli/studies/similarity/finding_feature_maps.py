@@ -60,7 +60,7 @@ class Network:
 
     @property
     def steps(self) -> Float[np.ndarray, " steps"]:
-        """From each layer to the next."""
+        """The distance from each layer to the next, both directions averaged."""
         return ((self.values + self.values.T) / 2).diagonal(1)
 
     @cached_property
@@ -176,7 +176,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
-    """A row of maps per model; below, per measure, the distance of every layer from the one before."""
+    """Draws a row of maps per model, and below it, per measure, the distance of every layer from the one before."""
     from matplotlib.figure import Figure
 
     order = order_layers(kept[0].columns.layers)
@@ -238,7 +238,7 @@ def _split_into_planes(values: Float[np.ndarray, " cells"], matrix: Matrix) -> d
 
 
 def _draw_layer_distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapping[str, str]) -> None:
-    """Bars between the layers that they are of, a colour per model."""
+    """Draws the distance of every layer from the one before as a bar between both, a colour per model."""
     from matplotlib.transforms import ScaledTranslation
 
     thick, larger_is_closer = BARS / len(colours), layers.measure.larger_is_closer

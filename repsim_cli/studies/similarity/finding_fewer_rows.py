@@ -98,7 +98,7 @@ def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Pa
 
 
 def _compare_with_all_rows(found: dict[int, Any], at: Sequence[int]) -> list[float | None]:
-    """Computes what the value on all rows differs from that on the largest samples; the error, if theirs is known."""
+    """Computes how far the value on all rows is from that on the largest samples; the error, if theirs is known."""
     whole, half = found.get(at[-1]), found.get(at[-2])
     if whole is None or half is None:
         return [None] * 6

@@ -35,15 +35,15 @@ class Robustness:
 
 
 def read_remedy_maps(run: Finished) -> dict[str, dict[str, LayerMap]]:
-    """By measure and remedy; only measures that have a map with and without a remedy."""
+    """Reads the maps by measure and remedy, of the measures that have a map with and without a remedy."""
     whole = run.results.index_by_remedy()
     maps = {label: {name: run.map_of(m) for name, m in by_remedy.items()} for label, by_remedy in whole.items()}
     return {label: by_remedy for label, by_remedy in maps.items() if NONE in by_remedy and len(by_remedy) > 1}
 
 
 def compute_remedy_changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray]:
-    """By remedy, how far every cell is from that without one; cells on the diagonal, and those that mirror others of a
-    symmetric measure, are NaN."""
+    """Computes by remedy how far every cell is from that without one. Cells on the diagonal, and those that mirror
+    others of a symmetric measure, are NaN."""
     base = maps[NONE]
     seen = np.triu(np.ones_like(base.values, dtype=bool), 1)
     if not base.measure.card["symmetric"]:

@@ -27,7 +27,7 @@ def check_feature_maps(readings: Sequence[Reading]) -> None:
 
 
 def keep_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
-    """Of every model of images, the maps of all layers of the first image of each class, and these images."""
+    """Keeps for every model of images the maps of all layers of the first image of each class, and these images."""
     matrices = {}
     for number, reading in enumerate(extraction.readings):
         source = reading.source

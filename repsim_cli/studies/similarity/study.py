@@ -79,7 +79,7 @@ class Similarity(Study):
         footprint.check_fits(self.comparison)
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, pairs, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, pairs, forward passes, memory in GB."""
         compared = self.comparison
         costs = footprint.estimate_costs(compared, compared.pairs)
         if self.robustness:

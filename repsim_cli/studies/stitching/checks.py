@@ -55,12 +55,12 @@ def check_groups(models: Mapping[str, Source], given: Mapping[str, Any]) -> None
 
 
 def list_different_pairs(models: Mapping[str, Source]) -> list[tuple[str, str]]:
-    """All pairs of a head and another tail."""
+    """Lists all pairs of a head and another model as the tail."""
     return [(head, tail) for tail in models for head in models if head != tail]
 
 
 def list_stitched_pairs(models: Mapping[str, Source], given: list[list[str]] | None) -> list[tuple[str, str]]:
-    """(head, tail): those that are given, else all."""
+    """Lists the pairs (head, tail): those that are given, else all, with each model before itself too."""
     if given is None:
         return [(head, tail) for tail in models for head in models]
     for pair in given:
@@ -73,7 +73,7 @@ def list_stitched_pairs(models: Mapping[str, Source], given: list[list[str]] | N
 
 
 def list_cut_layers(label: str, source: Source, extract: Extract) -> list[Layer]:
-    """Where the model can be cut, of the hook points of the run."""
+    """Lists the layers after which the model is cut. Raises BadInput for hook points that are not between blocks."""
     points = choose_hook_points(label, source, extract)
     for point in points:
         if point.kind not in ("embed", "resid_post") or point.head is not None:

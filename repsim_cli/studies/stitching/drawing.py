@@ -83,7 +83,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def summarise_random_heads(baselines: Records, metric: str) -> dict[str, list[float]]:
-    """What heads of random weights lose, by layer: lowest, median and highest."""
+    """Summarises what heads of random weights lose, by layer: lowest, median and highest."""
     by_layer: dict[str, list[float]] = {}
     for stitch in baselines:
         if stitch["head"].endswith(SCRAMBLED[0]) and stitch[METRICS[metric][0]] is not None:
@@ -153,7 +153,7 @@ def _draw_pair_bars(
 
 
 def _say_ending(head: str) -> str:
-    """What was done to the weights or rows of a head that is a baseline, the same model as its tail; else nothing."""
+    """Says what was done to the weights or rows of a head that is its tail as a baseline; empty for other heads."""
     return next((ending.strip("()") for ending in SCRAMBLED if head.endswith(ending)), "")
 
 
@@ -162,7 +162,7 @@ def _drop_ending(head: str) -> str:
 
 
 def _read_model_kind(label: str, kinds: Mapping[str, str]) -> str:
-    """What the model is, without its depth."""
+    """Reads the kind of a model from its description, without its depth."""
     return kinds[_drop_ending(label)].split(", ")[0].removesuffix("_ln")
 
 
@@ -182,7 +182,7 @@ def _assign_line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _name(pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[tuple[str, str], str]:
-    """What each pair is called: by the kinds of its models where there are more pairs than colours."""
+    """Names each pair: by its models, or by their kinds where there are more pairs than colours."""
     by_kind = {pair: _name_direction(pair, kinds) for pair in pairs}
     if len(pairs) > NAMED and len(set(by_kind.values())) > 2:
         return by_kind

@@ -65,7 +65,7 @@ class Stitch(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Of every prediction: log-probabilities, the answer given, the right answer, and its sequence in the batch."""
+    """Predictions: the log-probabilities of each, the answer given, the right one, and its sequence in the batch."""
 
     log_p: Float[Tensor, "p c"]
     answer: Int[Tensor, " p"]
@@ -177,7 +177,7 @@ class StitchScores:
         return self._mean(self.alone[tail][score])
 
     def penalty(self, stitch: Stitch, score: Literal["loss", "correct"] = "loss") -> Estimate:
-        """How much worse than the tail alone: loss added, or accuracy lost."""
+        """The penalty of a stitch, against the tail alone: loss added, or accuracy lost."""
         sign = 1 if score == "loss" else -1
         return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
@@ -189,7 +189,7 @@ class StitchScores:
         return 1 - self.penalty(stitch).value / known if known > 0 else None
 
     def is_misled(self, stitch: Stitch) -> bool:
-        """Whether the stitch works although the two sides share almost nothing beyond the right answers."""
+        """Says whether the stitch works although the two sides share almost nothing beyond the right answers."""
         kept, shared = self.compute_kept(stitch), self.shared.get(stitch)
         if kept is None or shared is None:
             return False
@@ -353,7 +353,7 @@ def _score_sequences(given: Predicted, alone: Predicted, count: int) -> Float[Te
 
 
 def count_held_out(evaluation: Held, sequences: int, fitted: bool) -> int:
-    """How many of the sequences are kept for evaluation.
+    """Counts the sequences that are kept for evaluation.
 
     evaluation: None: all; `auto`: 64, at most half of them where anything is fitted.
     """

@@ -50,8 +50,8 @@ def tabulate_directions(records: Records, kinds: Kinds) -> Table:
 
 
 def compute_recovered_shares(records: Records) -> Table:
-    """For every two models and layer, which share of the loss that a head of random weights adds is recovered by the
-    other model as the head, in both ways, and by the model itself.
+    """Computes, for every two models and layer, the share of the loss that a head of random weights adds which is
+    recovered by the other model as the head, in both ways, and by the model itself.
 
     1: nothing is lost; 0: the head is no better than one that was never trained. None where there is no such stitch, or
     random weights add nothing.
@@ -72,7 +72,7 @@ def compute_recovered_shares(records: Records) -> Table:
 
 
 def _group_by_direction(records: Records, kinds: Kinds) -> dict[tuple[str, str, str, str], list[tuple[float, float]]]:
-    """By layer, kind of head, kind of tail and whether these are one model: penalty and its error, of every pair."""
+    """Groups penalties and their errors by layer, kind of head, kind of tail, and whether these are one model."""
     by_direction: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for stitch in records:
         if stitch["head"] in kinds and stitch["head layer"] == stitch["tail layer"] and stitch["penalty"] is not None:

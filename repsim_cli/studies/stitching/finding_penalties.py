@@ -114,7 +114,7 @@ class Stitched(NamedTuple):
 
 
 def collect_stitched(run: Finished) -> dict[str, Stitched]:
-    """By quantity, what the study measured of all ordered pairs of models at each layer."""
+    """Reads by quantity what the study measured for all ordered pairs of models at each layer."""
     blocks = next(iter(run.models.values())).blocks or 1
     by_quantity = {}
     for quantity in COLUMNS:

@@ -51,7 +51,7 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
 
 
 def say_why_uncuttable(source: Source) -> str:
-    """Why the model cannot be cut between its blocks; empty where it can."""
+    """Says why the model cannot be cut between its blocks; empty where it can."""
     table = source.architecture
     if table is None:
         return "no blocks are known in it"
@@ -93,7 +93,7 @@ def make_input_batch(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) 
 
 
 class Returned(NamedTuple):
-    """What a block returns: the stream, or a tuple or list of so many things, the stream first."""
+    """The form in which a block returns the stream: alone, or first in a tuple or list of so many things."""
 
     kind: Any
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
@@ -129,7 +129,7 @@ class Whole:
 
     @cached_property
     def path(self) -> str:
-        """Of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
+        """The path of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
         backbone = find_backbone_path(self.model, self.source)
         table = (
             self.source.architecture if self.source.plain else guess_architecture(self.model.get_submodule(backbone))
@@ -143,7 +143,7 @@ class Whole:
 
     @cached_property
     def returns(self) -> list[Returned]:
-        """How each block returns the stream: alone, or first in a tuple or list. From a short pass."""
+        """The form in which each block returns the stream: alone, or first in a tuple or list; found by a trial pass."""
         returned: dict[int, Returned] = {}
 
         def keep(layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -254,18 +254,18 @@ class Tail:
         self.model: Any = model
 
     def _gives(self, returned: Returned, *args: Any, **kwargs: Any) -> Any:
-        """What a block returns, with the stream of the head."""
+        """Returns the stream of the head in the form in which the block returns it, and computes nothing."""
         alone = returned.kind is Tensor
         return self.stream if alone else returned.kind([self.stream, *[None] * (returned.count - 1)])
 
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the first block computes of the stream of the head."""
+        """Runs the first block on the stream of the head in place of the embeddings."""
         if args:
             return forward(self.stream, *args[1:], **kwargs)
         return forward(**{**kwargs, "hidden_states": self.stream})
 
     def __call__(self, stream: Float[Tensor, "b s d"], inputs: Inputs) -> Tensor:
-        """Logits."""
+        """Computes the logits from the stream of the head. inputs: the batch that the stream is from."""
         self.stream = stream.to(self.whole.device)
         try:
             with self.whole.autocast():

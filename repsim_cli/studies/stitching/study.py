@@ -207,8 +207,8 @@ class Stitching(Study):
         return min(count_held_out(self.evaluation, self.extract.sequences, self.recipe.fitted), self.extract.sequences)
 
     def costs(self, steps: int) -> dict[str, Cost]:
-        """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,
-        every model runs once, and a tail, on average half a model, for every stitch."""
+        """Estimates the work. A step of training is a forward pass of head and tail and a backward pass of the tail. In
+        the evaluation every model runs once, and a tail (on average half a model) for every stitch."""
         length, count = find_usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
         stitches = self._count_planned()[1]
@@ -230,7 +230,8 @@ class Stitching(Study):
         }
 
     def _estimate_comparison(self, each: Callable[[int], Cost], length: int) -> Cost:
-        """Both models of every pair run on the rows of both parts; a stitch takes four decompositions."""
+        """Estimates the comparison of rows: both models of every pair run on both parts, and each stitch takes four
+        decompositions. each: the cost of a pass over so many sequences."""
         passes = sum(map(len, self.heads.values())) * 4 * each(min(-(-ROWS // length), self.extract.sequences))
         widest = max(source.width for source in self.models.values())
         return passes + estimate_products(SOLVING * len(self.stitches) * 4 * widest**3, self.hardware)
@@ -293,7 +294,10 @@ class Stitching(Study):
             return self._make_pair_results(scores, fits, classifiers, len(train.ids))
 
     def choose(self, run: Run) -> dict[str, list[str]]:
-        """With groups: keeps only their models, some chosen by the metrics that they were saved with; the members."""
+        """Keeps only the models of the groups, some chosen by the metrics that they were saved with.
+
+        Result: the models by group; empty without groups, where all models stay.
+        """
         if not self.groups:
             return {}
         with run.stage("groups"):
@@ -315,13 +319,13 @@ class Stitching(Study):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What the bits of stitch layers and scores depend on, beside what they are made of."""
+        """The settings that change the bits of stitch layers and scores, beside what these are made of."""
         return {"dtype": self.hardware.dtype, "batch_size": self.hardware.batch_size, "seed": self.seed}
 
     def keys(
         self, stitches: Iterable[Stitch], identities: Mapping[str, Any], train: Sequences, task: PredictionTask
     ) -> dict[Stitch, Any]:
-        """Of the stitch layers in the cache."""
+        """Makes the cache keys of the stitch layers."""
         return {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
 
     def fit_stitches(
@@ -334,7 +338,7 @@ class Stitching(Study):
         entries: Mapping[Stitch, Entry],
         progress: Progress,
     ) -> dict[Stitch, StitchFit]:
-        """The stitch layers between a head and a tail."""
+        """Fits the stitch layers between a head and a tail; finished ones are read from their entries of the cache."""
         fitting = Fitting(self.recipe, self.hardware.batch_size, self.seed, progress)
         return fit_stitches(head, tail, stitches, train, task, fitting, entries)
 

@@ -79,11 +79,12 @@ class StitchRecipe:
 
     @property
     def fitted(self) -> bool:
-        """Whether layers are made from data."""
+        """True if layers are fitted to data."""
         return self.layer != "identity"
 
     def rate(self, step: int) -> float:
-        """
+        """The learning rate of a step.
+
         >>> recipe = StitchRecipe(steps=10, warm_up=2, learning_rate=1.0, scale_rate=True, decay=True)
         >>> [round(recipe.rate(step), 4) for step in (0, 1, 2, 6, 9)]
         [0.05, 0.1, 0.1, 0.05, 0.0125]

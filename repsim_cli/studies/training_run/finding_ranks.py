@@ -42,13 +42,13 @@ class Ranks:
 
 
 def find_early_layers(curve: Curve, similarity: float, share: float) -> list[bool] | None:
-    """Which layers reach `similarity` at some checkpoint within the first `share` of training; None without one."""
+    """Marks the layers that reach `similarity` in the first `share` of training; None without a checkpoint there."""
     places = find_early_checkpoints(curve, share)
     return [any((line[i] or 0.0) >= similarity for i in places) for line in curve.lines.values()] if places else None
 
 
 def find_large_layers(curve: Curve, threshold: float, relative: bool) -> list[bool]:
-    """Which layers are at or above the threshold at the last checkpoint; relative: to the largest of them."""
+    """Marks the layers that are at or above the threshold at the last checkpoint. relative: to the largest of them."""
     last = take_final_values(curve)
     bar = threshold * max(last) if relative else threshold
     return [value >= bar for value in last]

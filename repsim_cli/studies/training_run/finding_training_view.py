@@ -82,7 +82,7 @@ def distances_grow_as_loss_falls(courses: Courses) -> Weighed | Untestable:
 
 
 def collect_courses(table: Table, measure: str, larger_is_closer: bool) -> Courses:
-    """Of every model under one measure. Of a similarity, minus its mean stands for the distance."""
+    """Collects the columns of every model under one measure. Minus the mean of a similarity stands for a distance."""
     sign = -1 if larger_is_closer else 1
     names = ["model", "measure", "step", "distance", *table.columns[BESIDE:]]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows if row[1] == measure]

@@ -90,7 +90,7 @@ class Convergence(Study):
         return describe_training_needs(self.trainings.values(), costs, self.hardware)
 
     def costs(self) -> dict[str, Cost]:
-        """Every checkpoint is run once, and compared with the last one layer by layer."""
+        """Estimates the work: every checkpoint is run once, and compared with the last one layer by layer."""
         pairs = {}
         for label, training in self.trainings.items():
             others = (len(training.series.checkpoints) + 1) / 2 if self.pairs else 1 + self.previous
@@ -222,7 +222,8 @@ class Course:
         other: CheckpointStep,
         kept: dict[Any, Any] | None,
     ) -> dict[str, Counterparts]:
-        """kept: what was prepared of `other`, where it is the same in every call."""
+        """Compares each layer at a step with the same layer at the other. kept: what was prepared of `other`, where it
+        is the same in every call."""
         names = [
             tuple(f"{layer} at step {s.checkpoint.step}" for s in (step, other))
             for layer in self.training.compared.layers

@@ -169,7 +169,7 @@ class EffectiveRank(Study):
     def _compute(
         self, writers: Writers, opened: OpenedCheckpoint, sequences: Sequences | None
     ) -> list[tuple[str, str, list[float]]]:
-        """(parameters or gradients, kind of matrix, a value per layer)."""
+        """Computes the ranks at a checkpoint: (parameters or gradients, kind of matrix, a value per layer)."""
         source, device = opened.source, self.hardware.device
         if sequences is None:
             backbone: nn.Module = source.load(False).to(device)

@@ -77,7 +77,7 @@ class TrainingView(Study):
         }
 
     def costs(self) -> dict[str, Cost]:
-        """All pairs of layers of every checkpoint."""
+        """Estimates the work: all pairs of layers are compared at every checkpoint."""
         pairs = {label: training.compared.pairs for label, training in self.trainings.items()}
         return estimate_training_costs(self.trainings.values(), pairs)
 
@@ -162,7 +162,8 @@ class TrainingView(Study):
         )
 
     def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:
-        """A layer's value is its mean to the other layers, so that the mean over layers is that over pairs."""
+        """Makes the curve of a measure. A layer's value is its mean to the other layers, so that the mean over layers
+        is that over pairs."""
         card = self.measures[measure].card
         return make_curve(
             quantity=f"{measure} between layers",

@@ -84,7 +84,7 @@ def collect_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], d
 
 
 def list_last(trainings: Iterable["Training"]) -> dict[str, str]:
-    """For a plan: the last checkpoint of each."""
+    """Describes the last checkpoint of each training, for a plan."""
     every = [training.compared for training in trainings]
     return {
         label: text
@@ -94,7 +94,7 @@ def list_last(trainings: Iterable["Training"]) -> dict[str, str]:
 
 
 def estimate_training_costs(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
-    """pairs: of layers that are compared at each checkpoint, by the label of the training."""
+    """Estimates the costs of all checkpoints. pairs: of layers that are compared at each, by the training's label."""
     parts: dict[str, Cost] = {}
     for training in trainings:
         for part, each in footprint.estimate_costs(training.compared, pairs[training.label]).items():
@@ -105,7 +105,7 @@ def estimate_training_costs(trainings: Iterable["Training"], pairs: Mapping[str,
 def describe_training_needs(
     trainings: Iterable["Training"], costs: Mapping[str, Cost], hardware: Hardware
 ) -> dict[str, Any]:
-    """The end of the plan of trainings that are visited one after the other."""
+    """Describes what trainings need that are visited one after the other, for the end of a plan."""
     trainings = list(trainings)
     rows = footprint.count_rows_per_comparison
     return describe_needs(
@@ -140,7 +140,7 @@ class Training:
 
     @property
     def reading(self) -> Reading:
-        """What is read of every checkpoint."""
+        """The layers that are read of every checkpoint."""
         return self.compared.readings[0]
 
     @property
@@ -156,7 +156,7 @@ class Training:
         return footprint.count_forward_passes(self.compared) * len(self.series.checkpoints)
 
     def memory(self, rows: int) -> dict[str, float]:
-        """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
+        """Bytes, estimated: as of the similarity study, rows of the compared checkpoints, and weights of the next."""
         compared = self.compared
         features = sum(layer.width for layer in compared.layers)
         if compared.extract.estimate == "full" and not compared.extract.features_changed:
@@ -195,7 +195,7 @@ class Training:
             self.series.make(progress)
 
     def start(self, run: Run) -> dict[str, Sequences]:
-        """The inputs of every checkpoint, of which it counts the rows."""
+        """Prepares the inputs, which are the same for every checkpoint, and counts their rows."""
         with run.stage("data"):
             sequences = self.compared.sequences(run, self.label)
             self.compared = self.compared.count_rows(run, sequences)
@@ -206,7 +206,7 @@ class Training:
     def visit(
         self, run: Run, sequences: Mapping[str, Sequences], *, keep: bool, visit: Visit | None = None
     ) -> Iterator[CheckpointStep | Gap]:
-        """Every checkpoint, the last first: loaded while the previous is computed, run once, and freed.
+        """Runs every checkpoint once, the last first. Each is loaded while the previous is computed, and freed after.
 
         The rows of the first and of the newest two can be read, with `keep` those of all. visit: called with each
         checkpoint while it is open.

@@ -52,7 +52,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def say_why_not_alone(source: Source) -> str | None:
-    """Why the blocks of a model cannot be run alone; None: they can."""
+    """Says why the blocks of a model cannot be run alone; None: they can."""
     table = source.architecture
     if table is None or table.stacks or not table.depth or END not in table.block:
         return f"no single stack of blocks is known in {source.model_type}"
@@ -75,17 +75,17 @@ class BlockStack:
 
     @cached_property
     def path(self) -> str:
-        """Where the backbone is."""
+        """The path of the backbone in the module."""
         return find_backbone_path(self.module, self.source) if self.headed else ""
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
-        """Those of the backbone, by the names that hook points use."""
+        """The modules of the backbone, by the names that hook points use."""
         return self.source.modules(self.module.get_submodule(self.path))
 
     @property
     def blocks(self) -> Any:
-        """The list of them."""
+        """The list of blocks."""
         return self.modules[self.table.blocks]
 
     def ends(
@@ -94,13 +94,13 @@ class BlockStack:
         extract: Extract,
         enter: Callable[[int, tuple[Any, ...], dict[str, Any]], Call | None] | None = None,
     ) -> list[Float[Tensor, "n d"]]:
-        """A forward pass: the rows of the run at the end of every block. enter(block, args, kwargs) may give other
-        inputs of a block."""
+        """Reads the rows of the run at the end of every block, by a forward pass. enter(block, args, kwargs) may give
+        other inputs of a block."""
         backbone = self.module.get_submodule(self.path)
         return self._read(backbone, [HookPoint(END, layer) for layer in range(self.table.depth)], given, extract, enter)
 
     def logits(self, given: Sequences, extract: Extract) -> Float[Tensor, "n c"]:
-        """A forward pass: the logits after the rows of the run."""
+        """Computes the logits after the rows of the run, by a forward pass."""
         return self._read(self.module, [LOGITS], given, extract)[0]
 
     def _read(
@@ -125,7 +125,7 @@ class BlockStack:
 
 
 def _choose_places(given: Sequences, extract: Extract) -> np.ndarray:
-    """The places that are rows of the run."""
+    """Marks the places that are rows of the run."""
     places = mark_read_places(given, extract)
     return places if given.left_out is None else places & ~given.left_out
 
@@ -174,8 +174,8 @@ def estimate_batch_bytes(models: Iterable[Source], places: int) -> float:
 def estimate_block_costs(
     base: Source, tuned: Sequence[Source], turns: int, length: int, count: int, hardware: Hardware, *, patching: bool
 ) -> dict[str, Cost]:
-    """What it takes to run the blocks on so many sequences of this length, the base once for each of the turns, and to
-    put every block back."""
+    """Estimates what it takes to run the blocks on `count` sequences of this length, the base once for each of the
+    turns, and with `patching` to put every block of the base back into the models."""
     first = min(count, hardware.batch_size)
     alone = estimate_forward_cost([*[base] * turns, *tuned, *tuned], count, length, hardware)
     again = estimate_forward_cost([base] * 2 * turns, first, length, hardware)  # a pass in float64 counts as two
@@ -197,7 +197,7 @@ class Gathered:
     squares: Any = 0.0
 
     def add(self, base: Sequence[Tensor], alone: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
-        """What leaves each block: of the base, B(x); of the model on the base's input, T(x); of the model, T(x')."""
+        """Adds the rows that leave each block. base: B(x). alone: T(x), the model on the base's input. tuned: T(x')."""
         own, carried, sums, squares = [], [], [], []
         for b, t, free in zip(base, alone, tuned, strict=True):
             b, t, free = (x.to(b.device).double() for x in (b, t, free))
@@ -231,7 +231,7 @@ def compute_block_changes(
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     tally: TokenTally,
 ) -> dict[str, dict[str, Tensor]]:
-    """What every block of these models changes, by their labels. given: batches of sequences.
+    """Computes what every block of these models changes, by their labels. given: batches of sequences.
 
     rounding: of every block of the base, the root mean square over the tokens of the first batch of what another
     precision changes, over the norm, and the largest; above: whether a block's own change is more. promoted: the tokens
@@ -284,8 +284,9 @@ def _copy_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
 def measure_rounding(
     base: BlockStack, calls: Sequence[Call], ends: Sequence[Tensor], chosen: np.ndarray
 ) -> Float[Tensor, "blocks 2"]:
-    """Every block again in another precision on the same inputs: the change over the norm, by token, as root mean
-    square and as the largest. At least half a rounding; ROUGH roundings where a block refuses the other precision."""
+    """Measures the rounding of every block, by running it in another precision on the same inputs: the change over the
+    norm, by token, as root mean square and as the largest. At least half a rounding; ROUGH roundings where a block
+    refuses the other precision."""
     own = find_main_dtype(base.module)
     dtype, unit, places = choose_twin_dtype(own, own), UNIT[own], torch.from_numpy(chosen)
     found = []
@@ -305,7 +306,7 @@ def measure_rounding(
 
 
 def find_above_rounding(own: Float[Tensor, "b n"], rounding: Float[Tensor, "b 2"], dtype: torch.dtype) -> Tensor:
-    """Whether the own change of each block is more than rounding gives, over all tokens or at one of them, by the
+    """Says of each block whether its own change is more than rounding gives, over all tokens or at one of them, by the
     limits of `repsim verify`."""
     limits, known = choose_rounding_limits(dtype), own.double().nan_to_num(0.0)
     whole, largest = known.square().mean(1).sqrt(), known.max(1).values

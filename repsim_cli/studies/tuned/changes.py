@@ -48,13 +48,13 @@ def compute_logit_divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "
 
 
 class Change:
-    """What changes in one model, token by token, gathered batch by batch: numbers alone, no rows."""
+    """The changes in one model, token by token, gathered batch by batch: numbers alone, no rows."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, layers: int, base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
-        """Rows of so many layers of the base and of the model, and their logits after these where both have any."""
+        """Adds rows of so many layers of the base and of the model, and the logits after these where both have any."""
         pairs = [compute_row_changes(x, y) for x, y in zip(base[:layers], tuned[:layers], strict=True)]
         for kind, values in zip((RELATIVE, COSINE), zip(*pairs, strict=True), strict=True):
             self._note(kind, torch.stack(values).float())
@@ -68,7 +68,7 @@ class Change:
         self.parts.setdefault(kind, []).append(values.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
-        """By kind, (layers, n); of KL (1, n), of the next tokens (2, n)."""
+        """Joins the batches, by kind: (layers, n); of KL (1, n), of the next tokens (2, n)."""
         return {kind: torch.cat(parts, 1) for kind, parts in self.parts.items()}
 
 
@@ -123,20 +123,20 @@ class Texts:
         return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
 
     def show(self, ids: Any) -> str:
-        """Text in one line: what cannot be printed is escaped."""
+        """Decodes tokens into one line of text; what cannot be printed is escaped."""
         text = self.tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
         return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
 def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
-    """By how much every token changes: in its outputs, and in its layers; NaN where no layer has a value."""
+    """Measures by how much every token changes: in its outputs, and in its layers; NaN where no layer has a value."""
     if KL in change:
         yield f"{KL}, nats", change[KL][0].numpy()
     yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().nanmean(0).numpy()
 
 
 def _find_largest_values(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
-    """Where the largest finite values are; equal values (to three digits) of the same text once."""
+    """Finds the places of the largest finite values; equal values (to three digits) of the same text count once."""
     order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]))
     first: dict[Any, int] = {}
     for i in order:
@@ -147,7 +147,7 @@ def _find_largest_values(values: np.ndarray, text: Callable[[int], bytes], most:
 
 
 def encode(value: Any) -> Tensor:
-    """What is no number, as a tensor, which the cache holds."""
+    """Encodes a value that is no number (as JSON) into a tensor of bytes, since the cache holds tensors."""
     return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
 
 

@@ -95,7 +95,7 @@ def summarise_output_divergence(run: Finished, matrix: Matrix, following: Matrix
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedBlocks:
-    """What the table of blocks says of one model, by block. above: those whose own change is above rounding; rounded:
+    """The table of blocks for one model, by block. above: those whose own change is above rounding; rounded:
     those of which the weights were rounded and nothing else."""
 
     own: list[float]
@@ -112,7 +112,7 @@ class ChangedBlocks:
 
 
 def read_changed_blocks(run: Finished) -> dict[str, ChangedBlocks]:
-    """By model; empty where no blocks were run on the base's input."""
+    """Reads the table of blocks by model; empty where no blocks were run on the base's input."""
     table = run.results.tables.get(OF_BLOCKS, Table(columns=OF_BLOCKS_COLUMNS, rows=[]))
     made = {}
     for model in dict.fromkeys(table.column("model")):
@@ -169,7 +169,7 @@ def say_changed_blocks(blocks: ChangedBlocks, outside: Sequence[tuple[str, float
 
 
 def say_restored_effect(blocks: ChangedBlocks) -> str:
-    """What putting back the base's block restores, where that was measured."""
+    """Says what putting back the base's block restores; empty where that was not measured."""
     known = {block: value for block, value in enumerate(blocks.restored) if value is not None and block in blocks.above}
     if not known:
         return ""
@@ -212,7 +212,7 @@ def say_predictions(row: Sequence[Any]) -> str:
 def list_answers(
     run: Finished, of_blocks: Mapping[str, ChangedBlocks], outputs: Sequence[Sequence[Any]]
 ) -> list[list[str]]:
-    """Who and what, in sentences. outputs: rows of OUTPUTS."""
+    """Lists the answers, a model and a sentence each. outputs: rows of OUTPUTS."""
     empty = Table(columns=["model", "tensor", "block", "relative change"], rows=[])
     weights, directions = (run.results.tables.get(name, empty) for name in (OF_WEIGHTS, DIRECTIONS))
     made, next_tokens = [], {row[0]: say_predictions(row) for row in outputs}
@@ -229,7 +229,7 @@ def list_answers(
 
 
 def make_block_curve(model: str, blocks: ChangedBlocks) -> Curve:
-    """Own and carried change and the change of the weights by block, beside rounding."""
+    """Makes the curve of own change, carried change and change of the weights by block, beside rounding."""
     lines = {OWN: blocks.own, CARRIED: blocks.carried, "weights": blocks.weights, "rounding": blocks.rounding}
     return Curve(
         x=Axis(name="block"),

@@ -40,7 +40,7 @@ def use_base_tokenizer(base: str, models: Mapping[str, AnySource]) -> dict[str, 
 
 
 def _has_all_tokens(tokenizer: Any, wanted: Any) -> bool:
-    """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
+    """Says whether a tokenizer has all tokens of another, by the same ids. In a dry run a name and a file may agree."""
     if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
         return type(tokenizer) is not type(wanted) or tokenizer == wanted
     return wanted.get_vocab().items() <= tokenizer.get_vocab().items()

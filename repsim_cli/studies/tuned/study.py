@@ -155,7 +155,7 @@ class Tuned(Study):
         }
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, measures, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, measures, forward passes, memory in GB."""
         compared, turns = self.comparison, self._turns(self.tuned)
         length = find_usual_length(compared.live, compared.data, compared.extract)
         counts = compared.extract.sequences, min(self.blocks, compared.extract.sequences)
@@ -218,7 +218,7 @@ class Tuned(Study):
             return self._results(run, comparison, changes, sequences[self.base])
 
     def _changes(self, run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Tensors]:
-        """What changed in each model, from the cache where it has it: only the others run, with the base."""
+        """Measures what changed in each model, or reads it from the cache: only the others run, with the base."""
         identities = hash_models(run, comparison)
         keys: dict[str, str | None] = {}
         if comparison.cache:
@@ -236,7 +236,7 @@ class Tuned(Study):
         return {reading.label: known[reading.label] for reading in self.tuned}
 
     def _turns(self, tuned: Sequence[Reading]) -> list[list[Reading]]:
-        """Which of these models are in memory together, with the base: all, or one after the other."""
+        """Groups these models by which are in memory together, with the base: all, or each alone."""
         sources = [x.source for x in [self.reference, *tuned] if isinstance(x.source, Source)]
         return (
             [[*tuned]]
@@ -252,8 +252,7 @@ class Tuned(Study):
         sequences: Mapping[str, Sequences],
         counts: TokenTally,
     ) -> dict[str, Tensors]:
-        """What changed in these models, from a single pass over the text, in which each of them and the base run
-        once."""
+        """Measures what changed in these models, in a single pass over the text: each of them and the base run once."""
         with run.stage("models"):
             readings, modules = open_models(comparison, [self.reference, *tuned], run.warn)
         run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
@@ -307,7 +306,7 @@ class Tuned(Study):
     def _compute_block_changes(
         self, run: Run, models: Sequence[BlockStack], sequences: Mapping[str, Sequences], counts: TokenTally
     ) -> dict[str, dict[str, Tensor]]:
-        """What every block of these models changes, the base first among them."""
+        """Computes what every block of these models changes; the first of them is the base."""
         if len(models) < 2:
             return {}
         base, *tuned = models

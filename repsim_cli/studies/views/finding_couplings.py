@@ -31,7 +31,7 @@ class CouplingOptions:
 
 
 def is_permutation(coupling: Square) -> bool:
-    """Whether each row goes to one row.
+    """Says whether each row goes to one row, and no two to the same.
 
     >>> is_permutation(np.eye(2) / 2), is_permutation(np.full((2, 2), 0.25))
     (True, False)

@@ -62,17 +62,20 @@ def compute_consecutive_divergences(counts: Num[np.ndarray, "layers bins"]) -> l
 
 
 def drop_nan(numbers: Sequence[float]) -> list[float]:
-    """Those that are not NaN."""
+    """Drops the numbers that are NaN."""
     return [number for number in numbers if not math.isnan(number)]
 
 
 def omit_nan(numbers: Sequence[float]) -> Numbers:
-    """None for NaN."""
+    """Replaces NaN by None, for cells of tables."""
     return [None if math.isnan(number) else number for number in numbers]
 
 
 def select_between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
-    """Of KL from each layer to the next those between the same hook point of two blocks: claims compare blocks."""
+    """Selects the KL of layers that are the same hook point of two blocks, since claims compare blocks.
+
+    kl: of each layer and the one before.
+    """
     points = [read_hook_point(name).rstrip("0123456789") for name in names]
     return [value for value, (before, after) in zip(kl, pairwise(points), strict=True) if before == after]
 

@@ -38,13 +38,13 @@ def standardise_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], flo
 
 
 def make_jackknife_subsets(n: int) -> Subsets:
-    """All rows, then all but those of each of LEFT_OUT groups of neighbouring rows (at most n groups)."""
+    """Makes the subsets: all rows, then all but those of each of LEFT_OUT groups of neighbouring rows (at most n)."""
     groups = np.array_split(np.arange(n), min(LEFT_OUT, n))
     return np.stack([np.ones(n, bool), *(~np.isin(np.arange(n), group) for group in groups)])
 
 
 def compute_subset_distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
-    """(subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
+    """Computes (subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
     unit, scale = standardise_rows(x)
     for first, squared in compute_distance_blocks(unit):
         rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
@@ -54,7 +54,7 @@ def compute_subset_distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[t
 
 
 def measure_distance_spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[DistanceSpread]:
-    """Of each subset, which has two rows or more."""
+    """Measures the spread of the distances in each subset, which has two rows or more."""
     totals, squares, largest = np.zeros((3, len(of)))
     for subset, cells in compute_subset_distances(x, of):
         totals[subset] += cells.sum()
@@ -83,9 +83,11 @@ def make_distance_histograms(
     bins: int,
     scale: DistanceScale,
 ) -> LayerHistograms:
-    """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
-    layer. spread: of the subsets of each layer; None: its counts are NaN. scale: distances as they are (`none`), or
-    over the mean of their layer (`mean`)."""
+    """Counts the distances of each layer in each of `bins` equal bins from 0 to the largest distance of any layer.
+
+    spread: of the subsets of each layer; None: its counts are NaN. scale: distances as they are (`none`), or over the
+    mean of their layer (`mean`).
+    """
     there = {i: layer for i, layer in enumerate(spread) if layer is not None}
     units = {i: np.array([x.mean if scale == "mean" and x.mean else 1.0 for x in of]) for i, of in there.items()}
     tops = np.max([np.array([x.largest for x in of]) / units[i] for i, of in there.items()], 0)

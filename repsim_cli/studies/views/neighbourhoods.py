@@ -28,7 +28,7 @@ def project_to_plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -
 
 
 def find_nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[np.ndarray, "n k"]:
-    """Of every row the k others at the smallest Euclidean distance, the nearest first; of tied ones the earlier row."""
+    """Finds for every row the k others at the smallest Euclidean distance, the nearest first, ties in order of rows."""
     unit, _ = standardise_rows(x)
     distances = unpack(pack_distances(unit), len(x))
     distances.fill_diagonal_(torch.inf)

@@ -210,7 +210,7 @@ class Views(StudyOfRows):
         }
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
+        """Describes what a run would do: models, layers, views, rows, forward passes, memory in GB."""
         return {
             "models": describe_models(self.extraction.models, self.hardware),
             "layers": len(self.layers),
@@ -228,7 +228,7 @@ class Views(StudyOfRows):
         }
 
     def costs(self) -> dict[str, Cost]:
-        """Of couplings, Gromov-Wasserstein of a batch from all starts."""
+        """Estimates the forward passes and, for histograms, the distances; views of the batch are not counted."""
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
         parts = {"forward passes": footprint.estimate_passes_cost(self.extraction)}
         if self.histograms:
@@ -283,8 +283,8 @@ class Views(StudyOfRows):
     def _apply_to_layers(
         self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], view: str, name: str
     ) -> dict[str, list[Any]]:
-        """step of every layer, by model, None where it has no value. A model of which fewer than two layers have one is
-        left out."""
+        """Applies `step` to every layer: the results by model, None where a layer has no value. A model of which fewer
+        than two layers have one is left out."""
         missing: dict[Layer, str] = {}
         given = [x for layers in rows.values() for x in layers]
         made = []
