@@ -143,7 +143,7 @@ class Whole:
 
     @cached_property
     def returns(self) -> list[Returned]:
-        """The form in which each block returns the stream: alone, or first in a tuple or list; found by a trial pass."""
+        """The form in which each block returns the stream: alone, or first in a tuple or list, by a trial pass."""
         returned: dict[int, Returned] = {}
 
         def keep(layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
