@@ -13,21 +13,21 @@ SECONDS, BYTES = 10.0, 1 << 28
 PAGES = Path("/proc/self/statm")
 
 
-def _raise_timeout(number: int, frame: Any) -> None:
-    raise TimeoutError(f"it took more than {SECONDS:g} s")
-
-
 @contextmanager
-def limit_work() -> Iterator[None]:
-    """Raises TimeoutError or MemoryError where what is computed inside takes longer than `SECONDS`, in the main thread,
-    or holds more than `BYTES`, on Linux."""
+def limit_work(seconds: float = SECONDS) -> Iterator[None]:
+    """Raises TimeoutError or MemoryError where what is computed inside takes longer than so many seconds, in the main
+    thread, or holds more than `BYTES`, on Linux."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s")
+
     before, timed = resource.getrlimit(resource.RLIMIT_AS), threading.current_thread() is threading.main_thread()
     if PAGES.is_file():
         most = int(PAGES.read_text().split()[0]) * resource.getpagesize() + BYTES
         limits = [limit for limit in (most, *before) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
-    handler = signal.signal(signal.SIGALRM, _raise_timeout) if timed else None
-    began, left = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0
+    handler = signal.signal(signal.SIGALRM, stop) if timed else None
+    began, left = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds)[0] if timed else 0.0
     try:
         yield
     except MemoryError:

@@ -15,7 +15,7 @@ from repsim_cli.config.executor import PORTS
 from repsim_cli.runs import cache, results
 
 OPTIONAL = ("gguf", "peft", "numba", "ripser", "gudhi")  # of the extras
-SIDE = 2048  # of the matrices whose product is timed
+SIDE = 1024  # of the matrices whose product is timed
 
 
 def examine() -> Iterator[tuple[str, list[str]]]:

@@ -43,17 +43,17 @@ def find_file(path: str, suffixes: Sequence[str]) -> Path:
 
 
 @contextmanager
-def lines_of(file: Path) -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file, compressed (.zst) or not, without a byte-order mark."""
+def lines_of(file: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, compressed (.zst) or not, without a byte-order mark. longest: characters of a line."""
     import zstandard
 
     def check(stream: io.TextIOBase) -> Iterator[str]:
         number = 0
         try:
-            while line := stream.readline(LONGEST + 1):
+            while line := stream.readline(longest + 1):
                 number += 1
-                if len(line) > LONGEST:
-                    raise BadInput(f"{file}, line {number}: too long, got more than {LONGEST} characters; split it")
+                if len(line) > longest:
+                    raise BadInput(f"{file}, line {number}: too long, got more than {longest} characters; split it")
                 yield line
         except UnicodeDecodeError as error:
             got = error.object[error.start]

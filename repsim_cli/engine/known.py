@@ -6,7 +6,6 @@ few seconds, so that the next run has those of a killed one.
 
 import bisect
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import safetensors.numpy
 import xxhash
 from jaxtyping import Bool, Float, Int
 
+from repsim_cli.base.timer import Timer
 from repsim_cli.engine.undefined import Cell
 from repsim_cli.runs.cache import Entry
 
@@ -43,7 +43,7 @@ class KnownPairs:
     entries: Mapping[Cell, Entry]
     _read: dict[str, SolvedPairs | None] = field(default_factory=dict)
     _added: dict[tuple[Cell, str], list[tuple[tuple[int, int, int], Sequence[float]]]] = field(default_factory=dict)
-    _saved: float = field(default_factory=time.monotonic)
+    _timer: Timer = field(default_factory=lambda: Timer(SAVE_EVERY))
     _writing: bool = True
 
     def fill(
@@ -71,8 +71,9 @@ class KnownPairs:
         if (i, j) in self.entries:
             key = (batch, cell[0] - self.places[i].start, cell[1] - self.places[j].start)
             self._added.setdefault(((i, j), kind), []).append((key, numbers))
-            if time.monotonic() - self._saved > SAVE_EVERY:
-                self.save()
+            if self._timer.is_due():
+                with self._timer.restart():
+                    self.save()
 
     def save(self) -> None:
         """Writes the pairs that were added."""
@@ -88,7 +89,6 @@ class KnownPairs:
                 entry.write(name, lambda path, parts=parts: safetensors.numpy.save_file(parts, path))
             except OSError as error:
                 self._fail(entry, error)
-        self._saved = time.monotonic()
 
     def finish(self) -> None:
         """Marks the entries complete: all pairs of the run are there, and no other run has to wait for it."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch import Tensor
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.base.settings import Extract
+from repsim_cli.base.timer import Timer
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
@@ -59,14 +59,13 @@ def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Cal
 
     of: what the means are of. Those of anything else are not taken: a run may have several such passes.
     """
-    saved, mark = time.monotonic(), torch.tensor(list(of.encode()), dtype=torch.uint8)
+    timer, mark = Timer(SAVE_EVERY), torch.tensor(list(of.encode()), dtype=torch.uint8)
 
     def save(state: State) -> None:
-        nonlocal saved
-        if always or time.monotonic() - saved > SAVE_EVERY:
-            whole = {key: x.cpu().contiguous() for key, x in {**state, "of": mark}.items()}
-            write(file, safetensors.torch.save(whole))
-            saved = time.monotonic()
+        if always or timer.is_due():
+            with timer.restart():
+                whole = {key: x.cpu().contiguous() for key, x in {**state, "of": mark}.items()}
+                write(file, safetensors.torch.save(whole))
 
     state = safetensors.torch.load_file(file) if file.is_file() else {}
     return state if torch.equal(state.pop("of", mark[:0]), mark) else None, save

@@ -17,7 +17,7 @@ from repsim_cli.execution.worker import find_token_file
 
 JOB = "job.json"
 BEAT = 10.0  # seconds between two signs of life
-LOOK = 5.0  # seconds between two looks, while there is nothing to do, at whether the driver has ended
+LOOK = 5.0  # seconds
 LONGEST_PAUSE = 0.2  # seconds between two looks for orders
 
 
@@ -38,10 +38,11 @@ def is_driven(token: str) -> bool:
         return True
 
 
-def perform_orders(folder: Path, name: str) -> None:
+def perform_orders(folder: Path, name: str, look: float = LOOK) -> None:
     """Performs what is ordered. Raises FileNotFoundError where the driver has removed the folder.
 
-    A worker has several lives if the scheduler starts it anew; each heeds its own orders only.
+    A worker has several lives if the scheduler starts it anew; each heeds its own orders only. look: seconds
+    between two looks, while there is nothing to do, at whether the driver has ended.
     """
     orders, answers = open_worker_files(folder, name)
     orders.skip()
@@ -65,7 +66,7 @@ def perform_orders(folder: Path, name: str) -> None:
             answers.write(life=life, number=order["number"], record=held.run(order["unit"]))
             last = time.monotonic()
         now = time.monotonic()
-        if now - max(last, looked) > LOOK:
+        if now - max(last, looked) > look:
             looked = now
             if not is_driven(job["token"]):
                 return

@@ -52,21 +52,21 @@ class Awaited:
     answer: Any = None
 
 
-def run_slurm(*words: str, given: str = "") -> str:
-    """What a command of SLURM prints. Raises BadInput with its own message.
+def run_slurm(*words: str, given: str = "", seconds: float = COMMAND) -> str:
+    """What a command of SLURM prints. Raises BadInput with its own message, or where it takes longer.
 
     It runs in a session of its own: an interrupt in the terminal ends the driver, which then ends its workers.
     """
     try:
         done = subprocess.run(
-            words, input=given, capture_output=True, text=True, timeout=COMMAND, start_new_session=True, check=False
+            words, input=given, capture_output=True, text=True, timeout=seconds, start_new_session=True, check=False
         )
     except FileNotFoundError:
         raise BadInput(
             f"hardware.executor: slurm needs the command {words[0]}, which is not here; run on a machine of the cluster"
         ) from None
     except subprocess.TimeoutExpired:
-        raise BadInput(f"hardware.executor: SLURM does not answer, got {COMMAND:.0f} s of {words[0]}") from None
+        raise BadInput(f"hardware.executor: SLURM does not answer, got {seconds:.0f} s of {words[0]}") from None
     if done.returncode:
         raise BadInput(" ".join(done.stderr.split()) or f"{words[0]}: exit code {done.returncode}")
     return done.stdout

@@ -60,13 +60,14 @@ def assign(
     return fast.augment(cost, start.astype(number), guess, number(tie * np.abs(cost[0]).max()), number(far))
 
 
-def find_cheapest_coupling(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
-    """The exact coupling of least cost with uniform weights, by POT's network simplex."""
+def find_cheapest_coupling(cost: Float[np.ndarray, "n m"], pivots: int = PIVOTS) -> Float[np.ndarray, "n m"]:
+    """The exact coupling of least cost with uniform weights, by POT's network simplex. Raises Degenerate where it takes
+    more pivots."""
     from ot.lp import emd  # importing POT takes most of a second
 
     n, m = cost.shape
     # the solver returns an empty plan where all costs are negative
-    coupling, log = emd(np.full(n, 1 / n), np.full(m, 1 / m), cost - cost.min(), numItermax=PIVOTS, log=True)
+    coupling, log = emd(np.full(n, 1 / n), np.full(m, 1 / m), cost - cost.min(), numItermax=pivots, log=True)
     if log["warning"] is not None:
         raise Degenerate(f"transport: no optimal coupling, got '{log['warning']}' for {n} x {m} rows; use fewer rows")
     return coupling

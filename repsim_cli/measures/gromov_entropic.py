@@ -56,14 +56,14 @@ def couple_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: flo
     return RowCoupling(torch.from_numpy(mass if order_pair(a, b)[0] is a else mass.T), "rows")
 
 
-def blur(a: Space, b: Space, epsilon: float) -> Coupling:
+def blur(a: Space, b: Space, epsilon: float, steps: int = STEPS) -> Coupling:
     """T = sinkhorn(gradient of gromov_objective at T, epsilon), reached from the uniform coupling, of the sides as
-    ordered by `order_pair`. Raises Degenerate where it is not reached."""
+    ordered by `order_pair`. Raises Degenerate where it is not reached within so many steps."""
     left, right = (side.distances for side in order_pair(a, b))
     n = len(left)
     constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])
     coupling, column = np.full((n, n), 1 / n**2), np.zeros(n)
-    for _ in range(STEPS):
+    for _ in range(steps):
         last = coupling
         coupling, column = sinkhorn(constant - 4 * left @ last @ right, epsilon, column)
         if np.linalg.norm(coupling - last) < 1e-11:

@@ -165,15 +165,15 @@ def check_scales(config: Any, files: list[Path]) -> None:
             )
 
 
-def hash_files(files: list[Path]) -> str:
+def hash_files(files: list[Path], many: int = REMEMBERED) -> str:
     """sha256 of a file's content; of several files, of the sha256 of each, in order.
 
-    Of many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change: of
-    bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache of the hub
-    need not be read (`find_hub_digest`).
+    Of so many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change:
+    of bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache of the
+    hub need not be read (`find_hub_digest`).
     """
     states = _read_file_states(files)
-    if sum(state["size"] for state in states) < REMEMBERED:
+    if sum(state["size"] for state in states) < many:
         return _hash(files)
     name = cache.make_cache_key({"files": [state["path"] for state in states]})
     record = cache.find_cache_folder() / "hashes" / f"{name}.json"

@@ -9,7 +9,6 @@ import dataclasses
 import io
 import itertools
 import json
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.timer import Timer
 from repsim_cli.runs.content import Matrix, Measured, Side
 from repsim_cli.runs.results import SO_FAR, write
 
@@ -44,18 +44,16 @@ class Writer:
     cells: int
     of: int = 0
     _known: dict[str, tuple[Values, int]] = field(default_factory=dict)
-    _next: float = field(default_factory=lambda: time.monotonic() + EVERY)
+    _timer: Timer = field(default_factory=lambda: Timer(EVERY, SHARE))
 
     def __call__(self, label: str, values: Values, done: int) -> None:
         """values: of all cells, NaN where there are none yet; below the diagonal too, of a symmetric measure where it
         is NaN. done: the batches that they are the mean of; 0: the first one is being computed."""
         self._known[label] = values, done
-        begin = time.monotonic()
-        if begin < self._next and not self.of:
-            return
-        with contextlib.suppress(OSError):  # the run itself says what is wrong with its folder
-            self._write()
-        self._next = time.monotonic() + max(EVERY, (time.monotonic() - begin) / SHARE)
+        if self.of or self._timer.is_due():
+            # the run itself says what is wrong with its folder
+            with contextlib.suppress(OSError), self._timer.restart():
+                self._write()
 
     def _write(self) -> None:
         about, arrays = [], {}

@@ -1,7 +1,6 @@
 """The loop of gradient steps that trainings share; a killed training resumes and ends with the same bits."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.timer import Timer
 from repsim_cli.runs.results import SAVE_EVERY, Progress, quiet
 from repsim_cli.training.sparse import SparseTraining
 from repsim_cli.training.state import is_resumable, restore_state, save_state
-
-SHARE = 20  # training lasts at least so many times as long as saving its state
 
 
 def keep_nothing(step: int) -> None:
@@ -74,7 +72,7 @@ def train(
         losses = restored.pop("losses").tolist()
         if sparsity is not None:
             sparsity.load_state_dict(restored)
-    done, saved, took = len(losses), time.monotonic(), 0.0
+    done, timer = len(losses), Timer(SAVE_EVERY)
     parameters = [weights for weights in model.parameters() if weights.requires_grad]
 
     def leave() -> None:
@@ -101,10 +99,8 @@ def train(
         if not math.isfinite(losses[-1]):
             raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
         along.save(step + 1)
-        if (step + 1) % along.at_once == 0 and time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
-            saved = time.monotonic()
-            leave()
-            took = time.monotonic() - saved
-            saved += took
+        if (step + 1) % along.at_once == 0 and timer.is_due():
+            with timer.restart():
+                leave()
         yield losses[-1]
     leave()

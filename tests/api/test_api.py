@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import ExitStack
 
 import datasets
 import numpy as np
@@ -294,12 +295,21 @@ def test_minibatch_cka_of_modules_is_exact(images):
     np.testing.assert_allclose(modules.ours(pair, loader, layers).numpy(), expected, atol=2e-6)
 
 
-def test_rows_of_a_batch_are_not_copied(images, monkeypatch):
+def test_rows_of_a_batch_are_not_copied(images):
     kept = record_modules({"net": Net()}, images.split(20), ["first"])["net"]
     assert kept.is_held(slice(20, 40))
     assert not kept.is_held(slice(10, 30))
-    monkeypatch.setattr(memory, "IN_MEMORY", 0)
-    assert not record_modules({"net": Net()}, images.split(20), ["first"])["net"].is_held(slice(20, 40))
+
+
+def test_rows_beyond_the_memory_are_in_files():
+    parts = [torch.randn(10, 2).numpy() for _ in range(3)]
+    with ExitStack() as stack:
+        rows = memory._Rows(["layer"], 2 * parts[0].nbytes, stack)
+        for part in parts:
+            rows.add({"layer": part}, len(part))
+    kept = rows.keep("in memory", None)
+    assert [kept.is_held(slice(start, start + 10)) for start in (0, 10, 20)] == [True, True, False]
+    np.testing.assert_array_equal(kept.read("layer", slice(5, 30)), np.concatenate(parts)[5:])
 
 
 def test_outputs_that_are_changed_in_place(images):

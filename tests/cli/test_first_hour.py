@@ -23,6 +23,7 @@ from repsim_cli.data import files
 from repsim_cli.data.network import add_owner
 from repsim_cli.data.table import table
 from repsim_cli.data.text import local_text
+from repsim_cli.engine.record import APART
 from repsim_cli.models import checkpoints
 from repsim_cli.models.complete import check_blocks
 from repsim_cli.models.series import is_native
@@ -292,21 +293,29 @@ def test_a_plan_tokenizes_the_beginning_of_the_text(text):
         inputs.load_tokenizers(*given)
 
 
-def test_matrices_of_very_many_models_share_a_file(repsim, pair, newest, monkeypatch):
-    """Values, chance and what is made of them are the same; a path that names no block is one line."""
-    words = ["compare", *pair, "--measure", "cka_unbiased,linear_regression"]
-    assert repsim(*words)[0] == 0
-    apart = newest()
-    monkeypatch.setattr("repsim_cli.engine.record.APART", 0)
-    assert repsim(*words)[0] == 0
-    together = newest()
+def test_matrices_of_very_many_models_share_a_file(repsim, newest, tmp_path):
+    """Values, chance and what is made of them are those of few models; a path that names no block is one line."""
+    draw, count = np.random.default_rng(0), 45
+    assert count * (count + 1) / 2 > APART
+    for number in range(count):
+        np.savez(tmp_path / f"{number}.npz", a=draw.normal(size=(40, 3)), b=draw.normal(size=(40, 4)))
+
+    def run(models):
+        entries = [f"+model.m{i}={{kind: precomputed, path: {tmp_path}/{i}.npz}}" for i in range(models)]
+        words = ["model=[]", "measure=[cka_unbiased,linear_regression]", "extract.estimate=full", *entries]
+        assert repsim("run", "-q", *words)[0] == 0
+        return newest()
+
+    apart, together = run(3), run(count)
     names = {
         f"{measure}-{what}.npy" for measure in ("cka_unbiased", "linear_regression") for what in ("values", "chance")
     }
     assert {file.name for file in (together / "arrays").iterdir()} == names
     found, before = (reader.read_results(folder) for folder in (together, apart))
     for measured, other in zip(found.measures, before.measures, strict=True):
-        for matrix, same in zip(measured.matrices, other.matrices, strict=True):
+        of = {(matrix.rows.model, matrix.columns.model): matrix for matrix in measured.matrices}
+        for same in other.matrices:
+            matrix = of[same.rows.model, same.columns.model]
             assert [*matrix.cells] == [*same.cells]
             for what, path in matrix.cells.items():
                 assert np.array_equal(reader.read_array(together, path), reader.read_array(apart, same.cells[what]))

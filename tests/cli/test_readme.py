@@ -91,8 +91,6 @@ def place(tmp_path, tiny_folder, monkeypatch):
     from repsim_cli.base.registry import data
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repsim_cli.cli.doctor.SIDE", 64)
-    monkeypatch.setattr("repsim_cli.engine.cost.SIDE", 128)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
     Path("corpus.txt").write_text("\n\n".join(data.get("embedded_text").function(split="validation").documents()))

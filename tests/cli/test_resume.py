@@ -15,6 +15,7 @@ import torch
 import yaml
 from helpers.nights import nightly
 from helpers.recorded import recorded
+from helpers.timers import set_timers
 
 from repsim_cli.runs import folders, reader, results
 
@@ -40,7 +41,7 @@ def broken_off(repsim, newest, monkeypatch):
     """A run that breaks off after three batches, its state saved; returns the folder."""
 
     def run(*words):
-        monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
+        set_timers(monkeypatch, due=True)
         seen = []
         from repsim_cli.engine import estimates
 
@@ -79,7 +80,7 @@ def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch
 
         return keep
 
-    monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
+    set_timers(monkeypatch, due=True)
     monkeypatch.setattr(matrices, "_keep", broken)
     assert repsim("run", *words)[0] == 130
     monkeypatch.setattr(matrices, "_keep", original)
@@ -237,7 +238,7 @@ def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch
         shutil.rmtree(run.folder)
         return original(run, *rest, **more)
 
-    monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", 1e9)
+    set_timers(monkeypatch, due=False)
     monkeypatch.setattr(matrices, "estimate_matrices", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
@@ -379,8 +380,7 @@ def test_compare(repsim, newest, tmp_path):
     assert "RUN: the runs share no measure and pair of models" in err
 
 
-def test_doctor(repsim, monkeypatch):
-    monkeypatch.setattr("repsim_cli.cli.doctor.SIDE", 64)
+def test_doctor(repsim):
     code, out, _ = repsim("doctor")
     assert code == 0
     for topic in ("versions", "memory and disk", "devices", "matrix kernels", "hub", "cache", "GFLOP/s", "limit 20 GB"):

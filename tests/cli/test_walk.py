@@ -7,6 +7,7 @@ import pytest
 from helpers import printed
 from helpers.printed import SHORTER, words_of
 from helpers.recorded import recorded
+from helpers.timers import set_timers
 
 from repsim_cli.cli.kinds import read_kind
 from repsim_cli.runs import reader
@@ -94,7 +95,7 @@ def ended(monkeypatch):
         by(f"after an entry of {self.kind}")
 
     def run(begin):
-        monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
+        set_timers(monkeypatch, due=True)
         monkeypatch.setattr(Run, "stage", staged)
         monkeypatch.setattr(Entry, "finish", finish)
         code = begin()

@@ -364,11 +364,11 @@ def test_stretches_of_text_are_drawn_from_the_pool(gpt_tokenizer):
     assert all(tuple(ids) in pool for ids in few.ids.tolist())
 
 
-def test_long_documents_count_their_words_on(gpt_tokenizer, monkeypatch):
-    monkeypatch.setattr(packing, "WINDOW", 40)
-    data = plain(DOCUMENTS)
-    assert said(data.sequences(gpt_tokenizer, extract(length=32), 0), DOCUMENTS) == [
-        text[a:b] for text in DOCUMENTS for a, b in find_word_spans(text)
+def test_long_documents_count_their_words_on(gpt_tokenizer):
+    documents = [DOCUMENTS[0] * (packing.WINDOW // len(DOCUMENTS[0]) + 1), *DOCUMENTS[1:]]
+    data = plain(documents)
+    assert said(data.sequences(gpt_tokenizer, extract(length=64, sequences=10_000, pool=10_000), 0), documents) == [
+        text[a:b] for text in documents for a, b in find_word_spans(text)
     ]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.timers import set_timers
 
 import repsim_cli
 from repsim_cli.cli.follow import describe_progress
@@ -17,7 +18,7 @@ def maps(monkeypatch, tmp_path):
     """The maps that are shown, with how many rows the whole run has; nothing else is shown in time."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     shown, write = [], so_far.Writer._write
-    monkeypatch.setattr(so_far, "EVERY", np.inf)
+    set_timers(monkeypatch, due=False)
 
     def watched(writer):
         write(writer)
@@ -49,7 +50,7 @@ def test_the_map_of_the_first_rows(maps, monkeypatch, tmp_path, normalise):
     here = [i for i, (model, _) in enumerate(first.names) if model == "tiny_a"]
     there = [i for i, (model, _) in enumerate(first.names) if model == "tiny_b"]
     assert np.abs(first.values[np.ix_(here, there)] - values).max() < 0.1  # of fewer rows
-    monkeypatch.setattr(first_look, "FEW", 10**9)
+    monkeypatch.setattr(first_look.FirstLook, "watch", lambda look, stream, remedies: stream)
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
     without = compared(**given)
     for measure in MEASURES:

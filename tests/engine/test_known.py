@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.nights import nightly
+from helpers.timers import set_timers
 
 from repsim_cli import measures
 from repsim_cli.base import closure, environment, registry
 from repsim_cli.base.settings import Extract, Hardware, Significance
-from repsim_cli.engine import cached, known, matrices
+from repsim_cli.engine import cached, matrices
 from repsim_cli.measures import gromov, nearest
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
@@ -197,7 +198,7 @@ def test_audits_are_of_the_runs_own_pairs(compared, monkeypatch):
 
 def test_a_killed_run_leaves_its_pairs_to_others(compared, solved, monkeypatch):
     """Killed among the pairs; the next run is another one."""
-    monkeypatch.setattr(known, "SAVE_EVERY", -1.0)
+    set_timers(monkeypatch, due=True)
     process = os.fork()
     if not process:
         original = gromov.find_best_gromov
@@ -573,7 +574,7 @@ def test_one_computes_and_the_others_wait(compared, tmp_path):
 def test_a_state_that_lacks_a_measure_is_begun_again(compared, monkeypatch, tmp_path):
     """The matrix of one measure was in the cache when the run broke off, and is gone when it is resumed."""
     fresh, _ = compared("ab", ["cka", "procrustes"], estimate="per_batch", cache=False)
-    monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
+    set_timers(monkeypatch, due=True)
     saved = {}
     original = matrices.resume
 
@@ -589,7 +590,7 @@ def test_a_state_that_lacks_a_measure_is_begun_again(compared, monkeypatch, tmp_
 
 def test_a_state_of_other_models_is_not_taken(tmp_path, monkeypatch):
     """A run may have several passes, and any of them may have been cut off."""
-    monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
+    set_timers(monkeypatch, due=True)
     state, save = matrices.resume(tmp_path / "state", "a")
     assert state is None
     save({"cka.mean": torch.ones(2, 2)})
@@ -603,10 +604,9 @@ def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch)
     names = {"gromov_wasserstein": measures.get("gromov_wasserstein", audit=0.0)}
     names |= {name: measures.get(name) for name in ("procrustes", "cka")}
     seen, pages = [], []
-    monkeypatch.setattr(so_far, "EVERY", np.inf)
+    set_timers(monkeypatch, due=False)
     fresh, _ = compared("ab", names, cache=False, rows=24)
-    monkeypatch.setattr(so_far, "EVERY", 0.0)
-    monkeypatch.setattr(so_far, "SHARE", np.inf)
+    set_timers(monkeypatch, due=True)
     write = so_far.Writer._write
 
     def watched(self):

@@ -1,14 +1,18 @@
 """Slow pairs: the same bits from any number of processes and after a kill, what is known of each pair, and its audit."""
 
+import itertools
 import json
 import os
 import signal
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from helpers.timers import set_timers
 from threadpoolctl import threadpool_info
 
 from repsim_cli import cli, measures
@@ -21,7 +25,7 @@ from repsim_cli.engine.one_by_one import AUDITED, choose_audited, note_name, sol
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
-from repsim_cli.runs import folders, reader, results, so_far
+from repsim_cli.runs import folders, reader, results
 
 N = 24
 
@@ -41,9 +45,9 @@ GROMOV = {"gw": measures.get("gromov_wasserstein", audit=0.5)}
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Processes start without waiting for enough work."""
-    monkeypatch.setattr(processes, "PATIENCE", 0.0)
-    monkeypatch.setattr(processes, "WORTH", 0.0)
+    """Every look at the clock is ten seconds after the last, so that processes start after one pair, for one pair at a
+    time."""
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=partial(next, itertools.count(0.0, 10.0))))
 
 
 def solved_in(folder, count, xs):
@@ -273,12 +277,11 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     whole = newest()
     monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / "killed" / "outputs"))
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "killed" / "cache"))
-    monkeypatch.setattr(processes, "BLOCK", 0.0)
     process = os.fork()
     if not process:
         # the run's own process sleeps after each pair, so that it is killed between them
         monkeypatch.setattr("repsim_cli.cli.jobs.Bar", lambda: slowly)
-        monkeypatch.setattr(so_far, "EVERY", 0.0)
+        set_timers(monkeypatch, due=True)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -301,7 +304,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     assert reader.read_manifest(folder)["status"] == "killed"
     assert (folder / results.SO_FAR).exists()
     assert done < 21
-    monkeypatch.setattr(processes, "WORTH", 1e9)
+    monkeypatch.setattr(processes, "time", time)
     code, _, err = repsim(*SMALL, "resume=latest")
     assert code == 0, err
     assert f"resuming {folder}" in err

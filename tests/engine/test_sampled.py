@@ -7,6 +7,7 @@ from helpers.recorded import recorded
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine import sampled as sampled_rows
 from repsim_cli.engine.estimates import check_estimate
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.sampled import QueryRows, compute_sampled
@@ -37,10 +38,8 @@ def sampled(xs, m, seed=0, names=NAMES, size=70, documents=None, **settings):
 
 @pytest.mark.parametrize("k", [7, 0.02])
 @pytest.mark.parametrize("size", [7, 250, N])
-def test_all_rows_sampled_is_full(size, k, monkeypatch):
-    """Whatever the batches, the equal rows that they tear apart and the cells at a time."""
-    monkeypatch.setattr("repsim_cli.engine.sampled.TOGETHER", 100)
-    monkeypatch.setattr("repsim_cli.engine.sampled.CELLS", 5000)
+def test_all_rows_sampled_is_full(size, k):
+    """Whatever the batches and the equal rows that they tear apart."""
     xs = sides()
     exact = compute_all_pairs({name: measures.get(name, k=k) for name in NAMES}, xs)
     found = sampled(xs, N, size=size, k=k)
@@ -48,6 +47,16 @@ def test_all_rows_sampled_is_full(size, k, monkeypatch):
         np.testing.assert_allclose(found[name].values, exact[name], atol=1e-6, err_msg=name)
         assert found[name].se.max() == 0
         assert (found[name].rows, found[name].batches, found[name].estimate) == (N, 1, "sampled")
+
+
+def test_more_rows_than_are_compared_at_a_time():
+    n = sampled_rows.TOGETHER + 2100
+    assert (n - sampled_rows.TOGETHER) * n > sampled_rows.CELLS
+    xs = sides(n)
+    exact = compute_all_pairs({name: measures.get(name) for name in NAMES[:2]}, xs)
+    found = sampled(xs, n, size=700, names=NAMES[:2])
+    for name in NAMES[:2]:
+        np.testing.assert_allclose(found[name].values, exact[name], atol=1e-6, err_msg=name)
 
 
 def test_neighbours_of_other_documents():

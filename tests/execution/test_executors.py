@@ -160,10 +160,10 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
     assert "hardware.executor: workers leave their results in the cache, got processes with cache=false; drop" in err
 
 
-def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch):
+def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch, tmp_path):
     monkeypatch.setattr("repsim_cli.config.executor.find_spec", lambda name: None)
-    monkeypatch.setattr("repsim_cli.config.executor.COMMANDS", {"slurm": "no-such-command"})
-    for name, lacking in (("ray", "the package ray"), ("slurm", "the command no-such-command")):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, lacking in (("ray", "the package ray"), ("slurm", "the command sbatch")):
         code, out, err = repsim("run", f"hardware={name}", "hardware.processes=2", "dry_run=true")
         assert (code, err) == (0, "")
         assert f"does not run here\n    hardware.executor: {name} needs {lacking}, which is not " in out

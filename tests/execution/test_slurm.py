@@ -71,7 +71,6 @@ def test_what_sbatch_says_is_told_also_where_no_partition_is_listed(begun, monke
 
 def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
-    monkeypatch.setattr(pilot, "LOOK", 0.1)
     (folder := tmp_path / "run-t").mkdir()
     job = {
         "session": "engine_units:session", "config": {"folder": str(tmp_path)}, "token": "t", "folder": str(tmp_path),
@@ -85,7 +84,7 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     with filelock.FileLock(find_token_file("t")):
         assert pilot.is_driven("t")
-        work = threading.Thread(target=pilot.perform_orders, args=(folder, "worker-0"))
+        work = threading.Thread(target=pilot.perform_orders, args=(folder, "worker-0", 0.1))
         work.start()
 
         def answer():
@@ -159,16 +158,15 @@ def test_settings_that_slurm_cannot_meet(monkeypatch, hardware, message):
         check_executor({"executor": "slurm", **hardware}, True)
 
 
-def test_commands_that_fail(monkeypatch):
+def test_commands_that_fail():
     with pytest.raises(
         BadInput, match="slurm needs the command no-such-command, which is not here; run on a machine of"
     ):
         slurm.run_slurm("no-such-command")
     with pytest.raises(BadInput, match="^said why$"):
         slurm.run_slurm("sh", "-c", "echo said why >&2; exit 3")
-    monkeypatch.setattr(slurm, "COMMAND", 0.05)
     with pytest.raises(BadInput, match="hardware.executor: SLURM does not answer, got 0 s of sleep"):
-        slurm.run_slurm("sleep", "5")
+        slurm.run_slurm("sleep", "5", seconds=0.05)
 
 
 def test_what_cannot_be_cancelled_is_a_warning(monkeypatch, tmp_path, caplog):

@@ -3,20 +3,22 @@
 import hashlib
 import os
 import time
+from functools import partial
 
 import pytest
 
 from repsim_cli.models import checkpoints
-from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.runs import cache
+
+hash_files = partial(checkpoints.hash_files, many=1)
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """A file that changed some time ago, and counts as large."""
+    """A file that changed an hour ago."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(checkpoints, "REMEMBERED", 1)
-    monkeypatch.setattr(checkpoints, "TICK", -(10**15))
+    now = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: now() + 3600 * 10**9)
     place = tmp_path / "weights"
     place.write_bytes(b"as it was")
     return place
@@ -70,7 +72,7 @@ def test_a_file_that_is_replaced_is_read_again(file, read):
 
 
 def test_a_file_that_changed_just_now_is_not_remembered(file, read, monkeypatch):
-    monkeypatch.setattr(checkpoints, "TICK", 3600 * 10**9)
+    monkeypatch.setattr("time.time_ns", lambda: file.stat().st_ctime_ns + 10**9)
     assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
     assert len(read) == 2
 
@@ -104,9 +106,8 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_remembered(file, read):
     assert len(read) == 2
 
 
-def test_small_files_are_always_read(file, read, monkeypatch):
-    monkeypatch.setattr(checkpoints, "REMEMBERED", 1 << 26)
-    assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
+def test_small_files_are_always_read(file, read):
+    assert [checkpoints.hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
     assert not cache.find_cache_folder().exists()
 
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from helpers.timers import set_timers
 
 from repsim_cli import measures
 from repsim_cli.cli import follow
@@ -28,8 +29,7 @@ def writer(folder, card=CARD, **changed):
 @pytest.fixture
 def always(monkeypatch):
     """Files are written whenever more is known."""
-    monkeypatch.setattr(so_far, "EVERY", 0.0)
-    monkeypatch.setattr(so_far, "SHARE", np.inf)
+    set_timers(monkeypatch, due=True)
 
 
 @pytest.mark.parametrize("estimate", ["per_batch", "ratio_of_sums"])
@@ -51,23 +51,6 @@ def test_the_map_so_far_is_that_of_the_batches_so_far(tmp_path, estimate):
     assert list(shown) == [1, 2, 3]
     for count, values in shown.items():
         np.testing.assert_array_equal(values, estimated(count).values.numpy())
-
-
-def test_files_take_a_small_share_of_the_time(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(so_far.time, "monotonic", lambda: now[0])
-    written = []
-
-    def write(file, content):
-        written.append(now[0])
-        now[0] += 0.5
-
-    monkeypatch.setattr(so_far, "write", write)
-    show = writer(tmp_path)
-    for _ in range(400):
-        now[0] += 0.25
-        show("cka", lambda: np.zeros((3, 3)), 1)
-    assert written == [103.0, 128.5, 154.0, 179.5]  # 3 s after it began, then every 0.5 s / 2 %
 
 
 def test_a_full_disk_is_left_to_the_run(tmp_path, always, monkeypatch):

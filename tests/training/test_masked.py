@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.composing import composed
+from helpers.timers import set_timers
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.run import validate
 from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder
-from repsim_cli.training import loop, masked, trained
+from repsim_cli.training import masked, trained
 from repsim_cli.training.finetune import EncoderRecipe, label_config, make_classifier
 
 CONFIG = "{model_type: bert, vocab_size: 520, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 64}"  # fmt: skip
@@ -120,8 +121,7 @@ def test_an_encoder_learns_and_a_killed_training_ends_with_the_same_bits(monkeyp
     assert losses[0] == pytest.approx(np.log(520), abs=0.3)
     assert losses[-1] < losses[0]
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(loop, "SHARE", 0)
+    set_timers(monkeypatch, due=True)
     asked, predicted = [], masked._predict
 
     def stopping(*given):

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.timers import set_timers
 
 from repsim_cli.activations.outputs import batch_in_order, compute_logits
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.runs.results import quiet
-from repsim_cli.training import loop
 from repsim_cli.training import resnet as training
 from repsim_cli.training.resnet import (
     ImageRecipe,
@@ -118,8 +118,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path, monkeypatch):
     seen, held_out = some(50), some(20, 1)
     model, curves = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
     again, same = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
-    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(loop, "SHARE", 0)
+    set_timers(monkeypatch, due=True)
     batches, done = training._draw_augmented_batches, []
 
     def counted(*given):

@@ -9,7 +9,6 @@ import contextlib
 import math
 import operator
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +25,7 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
+from repsim_cli.base.timer import Timer
 from repsim_cli.data.modular import list_number_pairs
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source, TrainingWork
@@ -229,7 +229,7 @@ class Stage:
         if self.before + self.done == 0:
             self._keep(keep)
         settled = _has_settled(self.looks, recipe.patience)
-        left = time.monotonic()
+        timer = Timer(SAVE_EVERY)
         for epoch in progress(
             range(self.done + 1, 1 + (self.done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
         ):
@@ -240,9 +240,9 @@ class Stage:
             self._keep(keep)
             if _has_settled(self.looks, recipe.patience):
                 break
-            if time.monotonic() - left > SAVE_EVERY:
-                self._leave(state)
-                left = time.monotonic()
+            if timer.is_due():
+                with timer.restart():
+                    self._leave(state)
         _replace(self.parameters, self.best)
         for weights in self.parameters:
             weights.requires_grad_(False)

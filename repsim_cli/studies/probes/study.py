@@ -1,7 +1,6 @@
 """Probes of every representation: which layers know a target, and which tell it linearly."""
 
 import json
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
@@ -13,6 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Small
+from repsim_cli.base.timer import Timer
 from repsim_cli.base.workers import follow_joblib
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
@@ -246,14 +246,14 @@ class Probes(StudyOfRows):
             )
             for unit in left
         )
-        saved = time.monotonic()
+        timer = Timer(SAVE_EVERY)
         # in a job of joblib fits are threads, which undo each other's filters
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             for _, fitted in zip(run.progress(left, label="probes", unit="fits"), computed, strict=True):
                 done.append(fitted)
-                if time.monotonic() - saved > SAVE_EVERY:
-                    write(file, json.dumps(done).encode())
-                    saved = time.monotonic()
+                if timer.is_due():
+                    with timer.restart():
+                        write(file, json.dumps(done).encode())
         fits: Fits = {(layer.model, layer.name): {} for layer in self.layers}
         for (model, layer, *_), records in sorted(done, key=lambda unit: unit[0][-1]):  # in the order of the splits
             for record, values in records:

@@ -37,9 +37,12 @@ def compute_row_changes(
     return relative, cosine
 
 
-def compute_logit_divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """KL(base || tuned) of the distributions that two models' logits give, in nats, from 0 on, in float64."""
-    step = max(1, CELLS // base.shape[1])
+def compute_logit_divergences(
+    base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"], cells: int = CELLS
+) -> Float[Tensor, " n"]:
+    """KL(base || tuned) of the distributions that two models' logits give, in nats, from 0 on, in float64. cells:
+    logits that are worked on at a time."""
+    step = max(1, cells // base.shape[1])
     parts = []
     for p, q in zip(base.split(step), tuned.split(step), strict=True):
         p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)

@@ -46,11 +46,13 @@ def sketch_weights(x: Tensor) -> list[float]:
     return [float(flat.sum()), float(flat.square().sum()), float(flat @ fixed)]
 
 
-def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
+def save(
+    file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None, inside: int = INSIDE
+) -> None:
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
-    module inside does; part by part, until that is more than a gigabyte, and from there on sketches of it."""
+    module inside does; part by part, until that is more than `inside` bytes, and from there on sketches of it."""
     units, dtype = split_into_units(model), precision.find_main_dtype(model)
-    precisions, room = Precisions(dtype, precision.choose_twin_dtype(dtype, dtype)), INSIDE
+    precisions, room = Precisions(dtype, precision.choose_twin_dtype(dtype, dtype)), inside
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):

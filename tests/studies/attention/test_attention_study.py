@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 from helpers.recorded import recorded
+from helpers.timers import set_timers
 from helpers.treebanks import SENTENCES, conllu
 
 from repsim_cli import measures
@@ -334,9 +335,8 @@ def plainly(folder, sentences):
 
 
 @pytest.mark.drawn
-def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
+def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
-    monkeypatch.setattr("repsim_cli.findings.map_figures.MOST_PAIRS", 0)
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
     more = ["base=bert", f"claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
@@ -399,7 +399,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     words = [*[word for word in words if "model.gpt" not in word], "measure=[attention_norm]"]
     assert repsim("run", "-q", *words, "cache=false")[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
-    monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
+    set_timers(monkeypatch, due=True)
     seen = []
     norms = measures.get("attention_norm").sums
 

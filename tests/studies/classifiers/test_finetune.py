@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from helpers.composing import composed
+from helpers.timers import set_timers
 from helpers.tiny_classifiers import TINY_FINETUNED
 
 from repsim_cli.base import registry
@@ -244,8 +245,7 @@ def killed_at(monkeypatch, step):
             raise KeyboardInterrupt
         return batch_of(*given)
 
-    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(loop, "SHARE", 0)
+    set_timers(monkeypatch, due=True)
     monkeypatch.setattr(finetune, "make_labelled_batch", stopping)
     return asked
 

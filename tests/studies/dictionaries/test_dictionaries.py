@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from helpers.timers import set_timers
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.dictionaries import train as dictionaries
@@ -26,7 +27,6 @@ from repsim_cli.studies.dictionaries.train import (
     list_model_folders,
     train_dictionary,
 )
-from repsim_cli.training import loop
 
 ROWS, FEATURES, PLANTED, ACTIVE = 6000, 32, 48, 3
 RECIPE = DictionaryRecipe(width=64, k=ACTIVE, steps=300, batch_size=256, learning_rate=0.01)
@@ -92,8 +92,7 @@ def test_one_code_of_two_models_and_not_of_a_third():
 def test_a_training_that_was_killed_ends_with_the_same_bits(monkeypatch):
     recipe = DictionaryRecipe(width=16, k=2, steps=12, batch_size=32, dead_after=2)
     x = sparse(400)[0] @ unit(PLANTED, 8, torch.Generator().manual_seed(3))
-    monkeypatch.setattr(loop, "SAVE_EVERY", -1)
-    monkeypatch.setattr(loop, "SHARE", 0)
+    set_timers(monkeypatch, due=True)
     steps, whole = [], compute_dictionary_loss
 
     def noting(autoencoder, recipe, rows, step, draw):

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from helpers.timers import set_timers
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
@@ -220,7 +221,7 @@ def stopping(after):
 @pytest.mark.parametrize("after", [1, 5, 8])
 def test_a_training_that_was_killed_ends_with_the_same_bits(tmp_path, monkeypatch, after):
     """Before the first epoch, between the stages, and in the second."""
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    set_timers(monkeypatch, due=True)
     whole, curves = train(recipe())
     with pytest.raises(KeyboardInterrupt):
         train(recipe(), stopping(after - 1), tmp_path)

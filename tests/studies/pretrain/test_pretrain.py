@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.recorded import recorded
+from helpers.timers import set_timers
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
@@ -36,8 +37,7 @@ def stops_at(monkeypatch, step):
             raise KeyboardInterrupt
         return loss(model, ids)
 
-    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(loop, "SHARE", 0)
+    set_timers(monkeypatch, due=True)
     monkeypatch.setattr(pretrain, "compute_next_token_loss", stopping)
     return asked
 

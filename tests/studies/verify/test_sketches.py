@@ -8,7 +8,8 @@ import torch
 from planted import FAULTS, batches, built, planted
 from torch import nn
 
-from repsim_cli.api.verify import save_reference
+from repsim_cli.api.verify import find_model, load_sides
+from repsim_cli.base.settings import Hardware
 from repsim_cli.studies.verify import saved
 from repsim_cli.studies.verify.answer import IDENTICAL, ROUNDING, UNNAMED
 from repsim_cli.studies.verify.replay import Precisions, replay_pass
@@ -35,11 +36,9 @@ def references(tmp_path_factory):
         if name not in made:
             model, kept = built(name), []
             for room in (2**30, 0):
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(saved, "INSIDE", room)
-                    file = tmp_path_factory.mktemp("saved") / f"{name}.safetensors"
-                    saved.save(file, model, batches(model), name)
-                    kept.append(saved.load(file))
+                file = tmp_path_factory.mktemp("saved") / f"{name}.safetensors"
+                saved.save(file, model, batches(model), name, inside=room)
+                kept.append(saved.load(file))
             made[name] = model, *kept
         return made[name]
 
@@ -60,11 +59,10 @@ def test_the_place_is_that_of_rows(references, fault, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_sums_are_no_fault_at_any_place(monkeypatch, tmp_path, dtype):
-    monkeypatch.setattr(saved, "INSIDE", 0)
+def test_other_sums_are_no_fault_at_any_place(tmp_path, dtype):
     model, other = built("llama").to(dtype), built("llama").to(dtype)
     file = tmp_path / "reference.safetensors"
-    saved.save(file, model, batches(model), "llama")
+    saved.save(file, model, batches(model), "llama", inside=0)
     for module in other.modules():
         if type(module) is nn.Linear:
             halves = (module.weight[:, ::2].clone(), module.weight[:, 1::2].clone())
@@ -86,9 +84,10 @@ def test_equal_bits_are_recognised(references):
     assert replay_pass(model, units, sketches.batches[0], *given, inside=[unit.key for unit in units]).equal
 
 
-def test_what_is_said_of_sketches(repsim, monkeypatch, tmp_path):
-    monkeypatch.setattr(saved, "INSIDE", 400_000)
-    file = save_reference("tiny_a", tmp_path / "tiny.safetensors", ["Some words of a text, and some more of them."])
+def test_what_is_said_of_sketches(repsim, tmp_path):
+    first, _ = load_sides(find_model("reference", "tiny_a"), None, Hardware(by_block="never"))
+    file = tmp_path / "tiny.safetensors"
+    saved.save(file, first.model, batches(first.model), first.label, first.tokenizer, inside=400_000)
     with safetensors.safe_open(file, "pt") as opened:
         facts = json.loads(opened.metadata()["repsim_verify"])["batches"][0]
         of_rows = opened.get_slice("0/block 0/inside/mlp.act").get_shape()
