@@ -318,9 +318,10 @@ def test_matrices_of_very_many_models_share_a_file(repsim, newest, tmp_path):
             matrix = of[same.rows.model, same.columns.model]
             assert [*matrix.cells] == [*same.cells]
             for what, path in matrix.cells.items():
-                assert np.array_equal(reader.read_array(together, path), reader.read_array(apart, same.cells[what]))
-    for block in ("[0:2,3:9]", "[1:0,0:1]"):
-        with pytest.raises(BadInput, match=r"no such block, got 'arrays/.*' of \(4, 4\); the run is damaged"):
+                cells = (reader.read_array(*place) for place in ((together, path), (apart, same.cells[what])))
+                np.testing.assert_allclose(*cells, rtol=0, atol=1e-6, err_msg=what)
+    for block in ("[0:2,3:99]", "[1:0,0:1]"):
+        with pytest.raises(BadInput, match=r"no such block, got 'arrays/.*' of \(90, 90\); the run is damaged"):
             reader.read_array(together, f"arrays/cka_unbiased-values.npy{block}")
     for path in ("arrays/none.npy[0:1,0:1]", "../x.npy[0:1,0:1]"):
         with pytest.raises(BadInput, match="; the run is damaged"):
