@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.timers import set_timers
 from scipy.stats import ttest_1samp
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -358,7 +359,7 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
         return plain(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(study, "SAVE_EVERY", 0.0)
+        set_timers(patch, due=True)
         patch.setattr(study, "fit_unit", stopping)
         assert repsim("run", *RUN, "name=again")[0] == 130
     monkeypatch.setattr(study, "fit_unit", lambda *given: calls.append(given[0]) or plain(*given))
