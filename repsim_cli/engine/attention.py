@@ -25,7 +25,9 @@ def estimate_attention(
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
-    """Every measure of attention for all pairs of layers, from a stream of batches of sentences; and their warnings.
+    """Computes every measure of attention for all pairs of layers, from a stream of batches of sentences.
+
+    Returns the matrices by label, and the warnings of the measures.
 
     batches(k): the stream from batch k on, each with the maps of all heads of all layers. layers: the heads of each
     layer. Measures that need the same sums share them: a few numbers per pair of heads, however long the text. In the

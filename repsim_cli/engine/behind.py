@@ -76,7 +76,7 @@ def keep_rows_behind(
 
 
 def _say_why_none(comparison: Comparison, observed: bool) -> str:
-    """Why no rows are kept; observed: whether any were read."""
+    """Says why no rows are kept. observed: whether any were read."""
     if not observed:
         return "none are kept, since the cache had the matrices and not these; cache=false computes both"
     rows = min(comparison.total, comparison.extract.rows if comparison.batches == 1 else comparison.extract.batch_rows)

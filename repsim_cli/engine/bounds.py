@@ -19,7 +19,7 @@ from repsim_cli.runs import cache
 def describe_models(
     models: Mapping[str, AnySource], hardware: Hardware, devices: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """What each model is, and the bytes of its weights. devices: where they go."""
+    """Describes each model: its kind, its size, the bytes of its weights. devices: where they go, by label."""
     return {
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
@@ -51,8 +51,10 @@ def count_free_bytes(folder: Path) -> int:
 
 
 def describe_disk_use(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, str]:
-    """What a run writes, by part, in GB, those of 0 left out, and what is free on the disk of the cache. parts: bytes.
-    activations: bytes of those in the cache, which takes none beyond its limit."""
+    """Lists what a run writes, by part, in GB, and what is free on the disk of the cache. Parts of 0 are left out.
+
+    parts: bytes. activations: bytes of those in the cache, which takes none beyond its limit.
+    """
     limit, sizes = cache.limit(), {**parts, "free": float(count_free_bytes(cache.find_cache_folder()))}
     shown = {part: f"{size / 1e9:.3g}" for part, size in sizes.items() if size}
     if not activations:
@@ -161,7 +163,7 @@ def check_rows_fit(
 def suggest_settings(
     parts: Mapping[str, float], hardware: Hardware, live: Mapping[str, Source], *, processes: bool = False
 ) -> str:
-    """Which settings would make a run with these parts of memory, in bytes, fit."""
+    """Names the settings with which a run that needs these parts of memory, in bytes, would fit."""
     need, forward = sum(parts.values()), parts.get("forward", 0.0)
     excess = need - hardware.memory_limit
     advice = [suggest_memory_limit(need)]

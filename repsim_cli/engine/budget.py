@@ -183,7 +183,10 @@ def plan(comparison: Comparison) -> str:
 
 
 def estimate_budget_cost(comparison: Comparison) -> Cost:
-    """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
+    """Estimates the cost of the passes of the untrained twins, and of the covariances of the layers.
+
+    These are the covariances of every pair of layers, and of each layer with itself.
+    """
     twins, rows = (
         make_untrained_twins(comparison),
         count_rows_per_comparison(replace(comparison, extract=_use_full(comparison.extract))),
@@ -321,7 +324,7 @@ class Parts:
         return known.index((model, name)) if (model, name) in known else None
 
     def about(self, linear: bool) -> dict[str, Any]:
-        """What results.json says of the tables."""
+        """Describes the tables, as results.json keeps it. linear: whether a linear similarity is split."""
         said = {"": "made from its config", None: "none"}
         taken = {"rows": len(self.taken.tokens), "documents": int(self.taken.documents.max()) + 1}
         if not linear:

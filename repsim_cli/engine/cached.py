@@ -66,8 +66,11 @@ class Content:
         pairs: str | None = None,
         **whole: Any,
     ) -> "Content":
-        """by: the module that computes from these rows. pairs: as of the Content. whole: what else the matrices of all
-        models depend on."""
+        """Collects what the matrices of this extraction depend on.
+
+        by: the module that computes from these rows. pairs: as of the Content. whole: what else the matrices of all
+        models depend on.
+        """
         extract, hardware, code = extraction.extract, extraction.hardware, collect_code(by)
         given = next(iter(sequences.values()), None)
         codes = None if given is None else list_row_labels(given, extract)
@@ -168,13 +171,12 @@ class Content:
 
 
 def is_solved_singly(measure: Measure, estimate: str) -> bool:
-    """Whether the pairs of layers are solved one by one."""
+    """Tells whether the pairs of layers are solved one by one."""
     return isinstance(measure, Pairwise) and measure.compare_all is None and estimate not in STREAMED
 
 
 def make_measure_code_key(measure: Measure) -> dict[str, str | None] | None:
-    """What stands for the code of the measure, and of those that it or its settings name; None where a file cannot be
-    read."""
+    """The key of the code of the measure, and of those that it or its settings name; None where a file cannot be read."""
     known, settings = {*registry.measures.names()}, json.dumps(dict(measure.settings))
     names, more = set(), {measure.name, *(name for name in known if f'"{name}"' in settings)}
     while True:
@@ -238,7 +240,7 @@ def read_cached_matrix(entry: Entry) -> SimilarityMatrix:
 
 @contextmanager
 def open_matrices(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
-    """What the cache holds of these measures' matrices; content None: nothing, and nothing is written."""
+    """Gives the matrices of these measures that the cache holds. content None: it holds none, and nothing is written."""
     keys = {} if content is None else {label: content.make_matrix_key(measure) for label, measure in measures.items()}
     with _use(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
         known = FinishedMatrices(run=run)
@@ -336,7 +338,9 @@ Fill = Callable[[int, str, np.ndarray], None]
 def open_nulls(
     run: Run, measures: Mapping[str, Measure], content: Content | None, blocks: Mapping[str, Sequence[range]]
 ) -> Iterator[Fill]:
-    """fill(batch, label, values): copies the permutations of a batch that the cache holds into values (k, r, r).
+    """Gives a function fill(batch, label, values) that copies permutations from the cache.
+
+    It fills values (k, r, r) with those permutations of the batch that the cache holds.
 
     blocks: of the permutations of a measure, by its label.
     """

@@ -52,7 +52,7 @@ def count_rows_at_once(extract: Extract, total: int) -> int:
 
 
 def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
-    """labelled: whether rows can have a class."""
+    """Raises BadInput where the measure does not suit the layers or the settings. labelled: whether rows have a class."""
     check_estimate(bound, extract.estimate)
     if bound.card.equal_widths and extract.drop_features < 1:
         raise BadInput(
@@ -111,12 +111,12 @@ def warn_of_few_rows(
 
 
 def needs_clusters(significance: Significance) -> bool:
-    """Whether it matters which rows depend on each other."""
+    """Tells whether a test or an error of these settings depends on which rows depend on each other."""
     return significance.method != "none" or significance.jackknife
 
 
 def are_documents_known(models: Mapping[str, AnySource]) -> bool:
-    """Whether it is known which rows are of one document."""
+    """Tells whether it is known which rows are of one document."""
     return any(isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values())
 
 
@@ -175,7 +175,10 @@ def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:
 
 
 def check_within(asked: Mapping[str, object]) -> None:
-    """asked: by key, settings that compare layers of different models."""
+    """Raises BadInput where pairs within models are compared, and a setting needs the layers of all models.
+
+    asked: by key, the settings that do.
+    """
     for key, value in asked.items():
         if value:
             raise BadInput(

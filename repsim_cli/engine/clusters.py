@@ -137,7 +137,7 @@ def cluster_rows(
 
 
 def _uses_blocks(significance: Significance, given: Sequences, extract: Extract) -> bool:
-    """Whether what needs several documents gets the sequences of the only one."""
+    """Tells whether sequences stand in for documents: several are needed, and the text is a single one."""
     needed = significance.method != "none" or significance.budget
     return needed and extract.unit in ("token", *WORDS) and given.of_one
 

@@ -73,7 +73,7 @@ class Comparison(Extraction):
 
     @cached_property
     def wanted(self) -> Wanted | None:
-        """Which pairs of layers are compared; None: all of them."""
+        """The pairs of layers that are compared, as a mask (layers, layers); None: all of them."""
         if not self.within:
             return None
         of = np.array([layer.model for layer in self.layers])
@@ -82,7 +82,7 @@ class Comparison(Extraction):
 
     @property
     def pairs(self) -> int:
-        """How many pairs of layers are compared."""
+        """The number of pairs of layers that are compared."""
         count = len(self.layers)
         return count * (count + 1) // 2 if self.wanted is None else int(self.wanted.triu().sum())
 
@@ -148,7 +148,7 @@ class Comparison(Extraction):
         return replace(clustered, exchanged=clustered._exchange(run), units=units, unknown=unknown)
 
     def _units(self) -> tuple[Exchange | None, str]:
-        """What chance is of random pairings of, or why it is not known."""
+        """Finds the units whose random pairings chance is of; or None, and why it is not known."""
         assert self.clusters is not None
         if not self.significance.chance:
             return None, "significance.chance=false"

@@ -47,14 +47,14 @@ class Cost:
 
 
 def estimate_products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
-    """Matrix products in float32. efficiency: relative to a large one."""
+    """Estimates matrix products in float32. efficiency: relative to a large one."""
     return Cost(operations, operations / (efficiency * _look_up_speed(hardware)))
 
 
 def estimate_forward_cost(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> Cost:
-    """A forward pass of so many sequences through each model. vocabularies: through its output head too."""
+    """Estimates a forward pass of so many sequences through each model. vocabularies: through its output head too."""
     models, count = list(models), count_passes(sequences, length, hardware)
     operations = count_forward_operations(models, sequences, length, vocabularies=vocabularies)
     calls = CALL * count * sum(model.layers for model in models)
@@ -64,7 +64,7 @@ def estimate_forward_cost(
 def count_forward_operations(
     models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False
 ) -> float:
-    """Two for each weight and token, and those of attention."""
+    """Counts the operations of forward passes: two for each weight and token, and those of attention."""
     operations = 0.0
     for model in models:
         table = model.vocabulary * model.width
@@ -75,13 +75,13 @@ def count_forward_operations(
 
 
 def estimate_training(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
-    """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
+    """Estimates training on so many tokens in all: three forward passes of blocks of 12 width^2 weights."""
     calls = Cost(0.0, 4 * CALL * steps * layers)
     return estimate_products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
 
 
 def describe_trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
-    """For a plan: the trainings whose models are not in the cache, each once, and what they take at most."""
+    """Describes, for a plan, the trainings whose models are not in the cache, each once, and what they take at most."""
     models, missing = list(models), {}
     disk = describe_disk_use({"weights": sum(4.0 * model.parameters for model in models)})
     try:
@@ -186,8 +186,8 @@ def estimate_neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations:
 
 
 def estimate_dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
-    """To train dictionaries of so many features in all, each on so many rows: three passes through an encoder and a
-    decoder."""
+    """Estimates training dictionaries of so many features in all, each on so many rows: three passes through an
+    encoder and a decoder."""
     return estimate_products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
 
 
@@ -200,7 +200,7 @@ def describe_needs(
     activations: float = 0.0,
     figures: int = 10,
 ) -> dict[str, Any]:
-    """What every plan ends with: memory and disk, operations and time.
+    """Describes what every plan ends with: memory and disk, operations and time.
 
     memory, disk: bytes by part. activations: bytes of those in the cache.
     """
@@ -215,7 +215,7 @@ def describe_needs(
 
 
 def describe_times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
-    """For a plan: the duration of each part and of the whole, and where the speed is from."""
+    """Says, for a plan, how long each part and the whole take, and where the speed is from."""
     whole = {**parts, "start, figures, report": START + FIGURE * figures}
     speed, source = measure_speed(hardware.device, threads=hardware.threads)
     aside = "downloads" if "training" in parts else "downloads and training"

@@ -44,7 +44,7 @@ def estimate_counterparts(
     labels: Callable[[int], Tensor | None] = lambda batch: None,
     kept: dict[Any, Any] | None = None,
 ) -> tuple[dict[str, Counterparts], list[str]]:
-    """Every measure for representation r of one side with representation r of the other, from a stream of batches.
+    """Computes every measure of representation r of one side with representation r of the other, batch by batch.
 
     Estimates, labels and warnings as in `estimate_all_pairs`. names: of both sides of each pair.
     kept: what was prepared of the right side, reused by later calls with the same right side; for a single batch.
@@ -93,8 +93,8 @@ def _compare_pair(
     kept: dict[Any, Any],
     lack: Lack,
 ) -> dict[str, Tensor]:
-    """Every measure of one pair, NaN where it has no value; measures that are not inner products are computed in one
-    direction only."""
+    """Computes every measure of one pair, NaN where it has no value. Measures that are not inner products are computed
+    in one direction only."""
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
     values, inner = {}, {}
 
@@ -130,7 +130,7 @@ def _compare_pair(
 
 
 def _has_plain_gram(measure: InnerProduct) -> bool:
-    """Whether the measure takes the plain Gram matrix of its features on both sides."""
+    """Tells whether the measure takes the plain Gram matrix of its features on both sides."""
     kernel = measure.row
     return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is keep_gram
 

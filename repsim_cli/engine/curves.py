@@ -53,7 +53,7 @@ def make_curve(
 
 
 def omit_nan(value: float) -> float | None:
-    """None for NaN."""
+    """The value, or None in place of NaN."""
     return None if np.isnan(value) else value
 
 

@@ -128,7 +128,9 @@ def estimate_all_pairs(
     places: Callable[[int], RowPlaces | None] = lambda batch: None,
     documents: Callable[[int], Documents | None] = lambda batch: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
-    """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
+    """Estimates every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows.
+
+    Returns the matrices by label, and the warnings of the measures.
 
     batches(k): the stream from batch k on; of representations that do not fit into memory together, as
         `grams.pack_batches` makes it.

@@ -39,7 +39,10 @@ class RowPlaces(NamedTuple):
 
 
 def index_row_places(units: Exchange, representations: int, device: torch.device | str = "cpu") -> RowPlaces | None:
-    """None where no row has a partner. Rarer places than fit into ROOM have none."""
+    """Indexes the rows of a batch by unit and place; None where no row has a partner.
+
+    Rows at rarer places than fit into ROOM count as without a partner.
+    """
     _, unit = np.unique(units.units, return_inverse=True)
     _, place, shared = np.unique(units.places, return_inverse=True, return_counts=True)
     most = max(1, int(ROOM / (4 * len(unit) * representations)))

@@ -60,7 +60,7 @@ def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, ext
 
 
 def locate_model_layers(readings: Sequence[Reading]) -> list[slice]:
-    """Where each model's layers stand among all."""
+    """The slice of each model's layers among all layers."""
     ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
@@ -107,7 +107,7 @@ class Extraction:
 
     @property
     def places(self) -> list[slice]:
-        """Where each model's layers stand among all."""
+        """The slice of each model's layers among all layers."""
         return locate_model_layers(self.readings)
 
     def of(self: Kind, labels: Collection[str]) -> Kind:
@@ -156,7 +156,7 @@ class Extraction:
 
     @property
     def batches(self) -> int:
-        """How many batches the rows fill."""
+        """The number of batches that the rows fill."""
         return 1 if self.extract.estimate in OF_SAMPLE else self.total // self.extract.batch_rows
 
     def find_documents(self, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"]:

@@ -104,7 +104,7 @@ def group_layers_by_memory(comparison: Comparison, rows: int | None = None) -> l
 
 
 def _needs_only_grams(comparison: Comparison) -> bool:
-    """Whether tiles of Gram matrices are all that the run needs of the rows."""
+    """Tells whether tiles of Gram matrices are all that the run needs of the rows."""
     tested = comparison.significance.method != "none" or comparison.significance.jackknife
     inner = comparison.extract.estimate != "moments" and list_kernels(comparison.measures) is not None
     return not comparison.side_by_side and inner and not tested
@@ -275,7 +275,7 @@ def count_passes_of_models(extraction: Extraction) -> int:
 
 
 def estimate_passes_cost(extraction: Extraction) -> Cost:
-    """The same as `count_passes_of_models`."""
+    """Estimates the cost of a forward pass of all sequences through every live model."""
     models, count = extraction.live.values(), extraction.extract.sequences
     return estimate_forward_cost(models, count, find_sequence_length(extraction), extraction.hardware)
 
@@ -285,7 +285,7 @@ def count_forward_passes(comparison: Comparison) -> int:
 
 
 def describe_rows_and_passes(comparison: Comparison) -> dict[str, Any]:
-    """For a plan: how many rows there are, and how often they are read."""
+    """Says, for a plan, how many rows there are, and how often they are read."""
     most = count_most_rows(comparison.models, comparison.extract)
     return {
         "tokens": comparison.extract.sequences * bound_sequence_length(comparison.live, comparison.extract)
@@ -299,7 +299,7 @@ def describe_rows_and_passes(comparison: Comparison) -> dict[str, Any]:
 
 
 def _count_row_passes(comparison: Comparison) -> int:
-    """How often the rows of all layers are read."""
+    """Counts how often the rows of all layers are read."""
     if comparison.extract.estimate != "moments":
         return 2 if comparison.extract.estimate == "sampled" else 1
     return len(plan_passes([layer.width for layer in comparison.layers], count_cross_product_bytes(comparison)))
@@ -315,7 +315,7 @@ def _count_packed(comparison: Comparison) -> float:
 
 
 def _describe_row_passes(comparison: Comparison) -> str:
-    """How often the rows are read, and what is kept of them meanwhile."""
+    """Says how often the rows are read, and what is kept of them meanwhile."""
     if comparison.extract.estimate == "sampled":
         return f"2, for the neighbours of {count_rows_per_comparison(comparison):,} sampled rows among all"
     if comparison.extract.estimate != "moments":
@@ -341,12 +341,12 @@ def count_stored(extraction: Extraction) -> float:
 
 
 def stays_in_cache(extraction: Extraction) -> bool:
-    """Whether the activations of all live models stay in the cache."""
+    """Tells whether the activations of all live models stay in the cache."""
     return extraction.cache and count_stored(extraction) <= cache.limit()
 
 
 def _count_model_runs(comparison: Comparison) -> int:
-    """How often each model runs: once, unless its activations do not stay in the cache."""
+    """Counts the runs of each model: one, unless its activations do not stay in the cache."""
     alone = run_alone(comparison.live, comparison.hardware)
     return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _count_row_passes(comparison)
 
@@ -364,7 +364,7 @@ def _count_uncached_bytes(comparison: Comparison) -> float:
 
 
 def estimate_disk(comparison: Comparison) -> Bytes:
-    """In the run folder, of packed Gram matrices and prepared layers."""
+    """Estimates the bytes that packed Gram matrices and prepared layers take in the run folder."""
     states = 2.0 * BYTES * sum(layer.width**2 for layer in comparison.layers)
     return {
         "packed Gram matrices": _count_packed(comparison),
@@ -373,7 +373,7 @@ def estimate_disk(comparison: Comparison) -> Bytes:
 
 
 def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
-    """Of so many pairs of layers, roughly."""
+    """Estimates the cost of the forward passes, and roughly that of comparing so many pairs of layers."""
     extract, hardware = comparison.extract, comparison.hardware
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
     if extract.estimate == "moments":
@@ -392,7 +392,7 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
 
 
 def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
-    """Of so many pairs of layers on all rows, as they are and permuted."""
+    """Estimates the cost of comparing so many pairs of layers on all rows, as they are and permuted."""
     batches = (
         1.0
         if comparison.extract.estimate == "full"

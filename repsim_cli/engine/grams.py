@@ -126,7 +126,7 @@ Files = tuple[np.ndarray, np.ndarray]  # cells of every batch; their diagonals, 
 
 
 def _name_layer_files(folder: Path, layer: int, kernels: Sequence[Kernel]) -> list[str]:
-    """Of the paths of a layer's files, for each kernel."""
+    """The paths of a layer's files, one for each kernel, without what `_open` adds to them."""
     return [str(folder / f"{layer:05d}-{k}") for k in range(len(kernels))]
 
 

@@ -58,7 +58,7 @@ class KnownPairs:
         numbers[rows[taken], columns[taken]] = held_pairs.numbers[taken]
 
     def holds(self, kind: str, batch: int, count: int) -> Bool[np.ndarray, "r r"]:
-        """Which of all pairs of so many layers the cache holds."""
+        """Marks, in a mask (count, count), the pairs of layers that the cache holds for this batch."""
         held = np.zeros((count, count), bool)
         held_pairs = self._find_batch_pairs(kind, batch)
         if held_pairs is not None:
@@ -115,7 +115,7 @@ class KnownPairs:
         return SolvedPairs(held_pairs.cells[rows], held_pairs.numbers[rows])
 
     def _load(self, kind: str) -> SolvedPairs | None:
-        """All pairs that the cache held when they were first needed."""
+        """Loads all pairs of this kind that the cache holds, ordered by batch; None where it has none."""
         parts = []
         for models, entry in self.entries.items():
             starts = [0, *(self.places[model].start for model in models)]

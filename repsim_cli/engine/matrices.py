@@ -72,7 +72,7 @@ def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Cal
 
 
 def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences], identities: Identities) -> Content:
-    """What determines the matrices of a comparison whose rows are clustered."""
+    """Collects what determines the matrices of a comparison whose rows are clustered."""
     estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
     widths = [layer.width for layer in comparison.layers]
     null = significance.method != "none" or significance.jackknife
@@ -154,7 +154,7 @@ def compute_matrices(
 
 
 def needs_all_rows(extract: Extract) -> bool:
-    """Whether values are known no sooner than all rows have passed."""
+    """Tells whether values are known no sooner than all rows have passed."""
     return extract.estimate == "full" or (extract.estimate == "per_batch" and extract.features_changed)
 
 
@@ -300,7 +300,7 @@ def draw_permutations(
 
 
 def make_size_lookup(comparison: Comparison) -> Callable[[int], np.ndarray | None]:
-    """How many rows the document of each row of a batch has; None: all have as many."""
+    """Makes a function that gives, by batch, the size of the document of each row; None where all are of one size."""
     _, document, count = np.unique(comparison.documents, return_inverse=True, return_counts=True)
     if len(np.unique(count)) == 1:
         return lambda batch: None
@@ -380,7 +380,7 @@ def make_measure_records(
 
 
 def _needs_jackknife(comparison: Comparison) -> bool:
-    """Whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
+    """Tells whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
     return comparison.significance.bands and comparison.extract.estimate == "ratio_of_sums"
 
 

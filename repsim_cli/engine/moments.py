@@ -37,8 +37,10 @@ def compute_pairs_from_moments(
     room: float,
     keep: Callable[[Any], Any] = lambda state: state,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
-    """Every measure for all pairs from the second moments of all rows, and the measures' warnings. Cells without a
-    value are NaN, and the matrices say why.
+    """Computes every measure for all pairs from the second moments of all rows.
+
+    Returns the matrices by label, and the warnings of the measures. Cells without a value are NaN, and the matrices
+    say why.
 
     passes(layers): a fresh stream of paired rows (n, d) of these layers. There are as few passes over the rows as cross
     products of `room` bytes at a time allow (`plan_passes`), whatever the number of rows.
@@ -78,7 +80,7 @@ def compute_pairs_from_moments(
 
 
 def are_exact_in_single(measures: Iterable[Measure]) -> bool:
-    """Whether products of float32 are exact enough for all of these measures."""
+    """Tells whether products of float32 are exact enough for all of these measures."""
     return all(measure.moments is not None and measure.moments.single for measure in measures)
 
 
@@ -135,8 +137,10 @@ class _Layers:
 
 
 def plan_passes(widths: Sequence[int], room: float) -> list[list[Cell]]:
-    """All pairs of layers, in a list for each pass over the rows: the cross products of a list, in float64, take at
-    most `room` bytes or are of a single pair. No other order needs fewer passes, but for what a pair leaves unused.
+    """Splits all pairs of layers into lists, one for each pass over the rows.
+
+    The cross products of a list, in float64, take at most `room` bytes or are of a single pair. No other order needs
+    fewer passes, but for what a pair leaves unused.
 
     Layers with themselves come first, then pairs between the same few layers, so that a pass reads few of many layers.
 

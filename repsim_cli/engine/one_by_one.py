@@ -120,7 +120,7 @@ def compute_slow_pairs(
 
 
 def _count_later_pairs(cells: Sequence[Cell], count: int, turn: PairTurn) -> int:
-    """How many pairs are left to solve in later batches."""
+    """Counts the pairs of these cells that are left to solve in later batches."""
     known, later = turn.known, range(turn.batch + 1, 1 if turn.work is None else turn.work.batches)
     if known is None or not cells:
         return len(later) * len(cells)

@@ -86,7 +86,7 @@ class Grams:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the rows; the number of features is not known any more."""
+        """The number of rows, and 0, since the number of features is not known any more."""
         return self.rows, 0
 
     def state(self, kernel: Kernel) -> State:
@@ -158,7 +158,10 @@ def compute_all_pairs(
     places: RowPlaces | None = None,
     documents: Documents | None = None,
 ) -> dict[str, Matrix]:
-    """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
+    """Computes every measure for all pairs of representations (n, d_r) with paired rows.
+
+    Returns matrices (r, r) by label. Entry [a, b] of an asymmetric measure: a is explained by b, matched into it, or
+    predicted from it.
 
     representations: of measures that are made of HSIC, their `Grams` will do.
 
@@ -230,8 +233,8 @@ def _prepare_states(
     labels: Tensor | None,
     work: PairWork | None,
 ) -> tuple[list[Any], dict[int, Degenerate]]:
-    """What the measures of a group prepare alike of every representation, kept where others are to read it; and why
-    some could not be prepared."""
+    """Prepares every representation, as the measures of a group all do, and keeps it where other processes are to read
+    it. Returns the states, and why some could not be prepared."""
     some = next(iter(group.values()))
     filed = work is not None and any(measure.slow is not None for measure in group.values())
 

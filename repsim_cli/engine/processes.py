@@ -203,7 +203,7 @@ def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
 def solve_pairs(
     solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: PairWork | None
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
-    """All pairs, in any order: in this process, or in several where enough work is left."""
+    """Solves all pairs, in any order: in this process, or in several where enough work is left."""
     begin = time.monotonic()
     for done, (a, b) in enumerate(cells, 1):
         yield (a, b), answer(solve, states[a], states[b])

@@ -116,7 +116,7 @@ def list_undefined(
 
 
 def make_map_writer(run: Run, comparison: Comparison, of: int = 0) -> Writer:
-    """What keeps the maps of the run in its folder while they are computed. of: how many rows the run
+    """Makes the writer that keeps the maps of the run in its folder while they are computed. of: how many rows the run
     has, where these are its first."""
     wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
     names = [(layer.model, layer.name) for layer in comparison.layers]

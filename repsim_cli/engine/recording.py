@@ -71,7 +71,7 @@ class RowWorker(Generic[Of]):
 
     @cached_property
     def extraction(self) -> Of:
-        """With stored rows in the order of the inputs."""
+        """The extraction, with stored rows in the order of the inputs."""
         return self._started[1]
 
     @cached_property

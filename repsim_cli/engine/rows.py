@@ -94,7 +94,7 @@ class Rows:
         return stream_row_batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
     def every(self, progress: Progress) -> Iterator[RowBlock]:
-        """All rows of all layers as they are compared, in order; a block has whole sequences."""
+        """Streams all rows of all layers as they are compared, in order; a block has whole sequences."""
         readings = self.list_readings()
         rows = self.remedies.apply(self._read_given(readings, progress), list_layers(readings))
         return rows if self.diagnosis is None else self.diagnosis.watch(rows, list_layers(readings))
@@ -136,8 +136,8 @@ class Rows:
             yield [batch[a] for a in kept]
 
     def record(self, progress: Progress) -> None:
-        """With groups of layers: runs the models that the cache takes, window by window, so that their layers can then
-        be read group by group."""
+        """Runs the models that the cache takes, where layers are in groups: window by window, so that their layers can
+        then be read group by group."""
         running = [x for x in self.list_readings() if x.points and x.label in self.recorders]
         if self.groups and running:
             deque(self._read_given(running, progress), maxlen=0)
@@ -182,14 +182,14 @@ def hash_models(run: Run, extraction: Extraction) -> Identities:
 
 
 def load_model(reading: Reading, extraction: Extraction) -> nn.Module:
-    """The model on its device, which reads what is to be read."""
+    """Loads the model onto its device, ready to read what is to be read."""
     assert isinstance(reading.source, Source)
     how = choose_loading(extraction.hardware, extraction.devices[reading.label])
     return name_errors(reading.label, partial(reading.source.load, how=how), reading.eager)
 
 
 def free_memory() -> None:
-    """Memory of models to which nothing refers any more."""
+    """Frees the memory of models to which nothing refers any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -239,7 +239,7 @@ def record_alone(
 
 
 def _identify_model(model: AnySource, hardware: Hardware) -> dict[str, Any]:
-    """What a model is, and the dtype in which its stream is kept on disk where it is another one."""
+    """The identity of a model, with the dtype in which its stream is kept on disk where it is another one."""
     other = hardware.stream is not None and isinstance(model, Source) and goes_by_block(model, hardware)
     return {**model.identity(), **({"stream": hardware.stream} if other else {})}
 

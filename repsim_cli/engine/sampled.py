@@ -53,7 +53,7 @@ def compute_sampled(
     seed: int,
     unrelated: bool = True,
 ) -> dict[str, SimilarityMatrix]:
-    """Every measure for all pairs, the mean over the sampled rows with its standard error.
+    """Computes every measure for all pairs: the mean over the sampled rows, with its standard error.
 
     stream(): a fresh stream of paired rows (n, d) of all layers; it is read twice, for means and for neighbours.
     The error is that of the sample, for the value of all rows: 0 where all are sampled.
@@ -202,7 +202,7 @@ def _warn(near: Float[Tensor, "m k+1"], k: int, x: Float[Tensor, "m d"]) -> None
 
 
 def _build_neighbour_table(near: _Near, k: int) -> NearestRows:
-    """Of sampled rows alone: which of them are near each other is not known."""
+    """Builds the table of the k nearest rows of each sampled row; which sampled rows are near each other is not known."""
     lists = near.rows[:, :k].T.contiguous()
     similarities = (1 + near.values[:, :k].T).contiguous()
     return NearestRows(lists, similarities, torch.zeros_like(lists, dtype=torch.bool), near.values.new_empty(0, 0))
@@ -236,7 +236,7 @@ def _draw_neighbours(asked: QueryRows, k: int, generator: torch.Generator) -> Ne
 
 
 def _find_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "k m"]:
-    """Which places hold no row, the row itself, one of its document, or one that an earlier place holds."""
+    """Marks the places that hold no row, the row itself, one of its document, or one that an earlier place holds."""
     order = lists.sort(dim=0, stable=True)
     again = torch.nn.functional.pad(order.values.diff(dim=0) == 0, (0, 0, 1, 0))
     refused = torch.zeros_like(again).scatter_(0, order.indices, again) | (lists < 0) | (lists == asked.rows.cpu())

@@ -91,7 +91,10 @@ def _sum_by_group(x: Tensor, of: Tensor, count: int | None = None) -> Tensor:
 
 
 def _build_cells(rows: Some, classes: Codes, documents: Codes, groups: Codes, total: Int[np.ndarray, " t"]) -> Cells:
-    """classes, documents, groups: of all rows of the sample. total: rows whose number the covariance is a mean over."""
+    """Groups these rows into cells by class, document and group of documents.
+
+    classes, documents, groups: of all rows of the sample. total: rows whose number the covariance is a mean over.
+    """
     most = documents.max() + 1
     keys, cell = np.unique((classes[rows] * GROUPS + groups[rows]) * most + documents[rows], return_inverse=True)
     parts, part = np.unique(keys // most, return_inverse=True)
@@ -185,7 +188,7 @@ class Design(NamedTuple):
 
     @property
     def features(self) -> int:
-        """How many features can be read out."""
+        """The number of features that can be read out."""
         free = min(len(each[WHOLE].rows) - len(each[WHOLE].of_class.unique()) for each in self.read)
         return free // EACH
 
@@ -322,7 +325,10 @@ class Read(NamedTuple):
 
 
 def _read(cells: Cells, x: Rows, y: Rows, features: Rows, share: float) -> Read:
-    """share: of the rows that have a partner, wherever it is; the covariance of the features is that of these."""
+    """Fits linear read-outs of x and of y from the features, on the rows of these cells.
+
+    share: of the rows that have a partner, wherever it is; the covariance of the features is that of these.
+    """
     shared = compute_class_covariance(cells, features, features).double()
     solved = torch.linalg.pinv(shared, hermitian=True)
     of_x, of_y = ((solved @ compute_class_covariance(cells, features, z).double()).T for z in (x, y))

@@ -18,7 +18,7 @@ PAIRS_SOLVED, AUDIT = "pairs solved one by one", "audit of pairs by another solv
 def record_solved(
     run: Run, names: Sequence[str], measures: Mapping[str, Measure], matrices: Mapping[str, SimilarityMatrix]
 ) -> dict[str, Table]:
-    """How the pairs of slow measures were solved: means over batches, without pairs of a layer with itself.
+    """Makes tables of how the pairs of slow measures were solved: means over batches, without a layer with itself.
 
     names: of all layers, with their models.
     """

@@ -83,11 +83,11 @@ class Study:
             cls.__signature__ = spell_out(cls.__init__)  # type: ignore[attr-defined]
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do."""
+        """Says what a run would do."""
         raise NotImplementedError
 
     def run(self, run: Run) -> Results:
-        """Measures; arrays go to the folder of the run."""
+        """Measures, and returns the results; arrays go to the folder of the run."""
         raise NotImplementedError
 
     def units(self, run: Run) -> Iterable[Phase]:
@@ -95,7 +95,7 @@ class Study:
         return ()
 
     def worker(self) -> Kinds:
-        """How units are computed, by their kind."""
+        """The functions that compute units, by the kind of the unit."""
         return {}
 
 

@@ -51,7 +51,7 @@ def make_with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[An
 
 
 def list_undefined_cells(rows: Mapping[int, Degenerate], columns: Mapping[int, Degenerate], count: int) -> Undefined:
-    """All cells of these rows and columns.
+    """Lists all cells of these rows and columns, with the error of the row or else of the column.
 
     >>> list(list_undefined_cells({1: Degenerate("")}, {}, 2))
     [(1, 0), (1, 1)]

@@ -47,7 +47,7 @@ def select_measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[
 
 
 def join_reasons(why: Iterable[str]) -> str:
-    """Each reason once, without its advice.
+    """Joins the reasons, each once and without its advice.
 
     >>> join_reasons(["a: all rows are equal, got 3; drop it", "a: all rows are equal, got 3; drop it"])
     'a: all rows are equal'
