@@ -176,7 +176,7 @@ def is_solved_singly(measure: Measure, estimate: str) -> bool:
 
 
 def make_measure_code_key(measure: Measure) -> dict[str, str | None] | None:
-    """The key of the code of the measure, and of those that it or its settings name; None where a file cannot be read."""
+    """The key of the code of the measure, and of those that it names; None where a file cannot be read."""
     known, settings = {*registry.measures.names()}, json.dumps(dict(measure.settings))
     names, more = set(), {measure.name, *(name for name in known if f'"{name}"' in settings)}
     while True:
@@ -240,7 +240,7 @@ def read_cached_matrix(entry: Entry) -> SimilarityMatrix:
 
 @contextmanager
 def open_matrices(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
-    """Gives the matrices of these measures that the cache holds. content None: it holds none, and nothing is written."""
+    """Gives the matrices of these measures that the cache holds. content None: it holds none and nothing is written."""
     keys = {} if content is None else {label: content.make_matrix_key(measure) for label, measure in measures.items()}
     with _use(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
         known = FinishedMatrices(run=run)

@@ -52,7 +52,7 @@ def count_rows_at_once(extract: Extract, total: int) -> int:
 
 
 def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
-    """Raises BadInput where the measure does not suit the layers or the settings. labelled: whether rows have a class."""
+    """Raises BadInput where the measure does not suit the layers or settings. labelled: whether rows have a class."""
     check_estimate(bound, extract.estimate)
     if bound.card.equal_widths and extract.drop_features < 1:
         raise BadInput(

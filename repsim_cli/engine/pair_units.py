@@ -96,7 +96,7 @@ class PairWorker(RowWorker[Comparison]):
 
 
 def _mark_wanted_pairs(comparison: Comparison, models: Sequence[str], symmetric: bool) -> Wanted:
-    """Marks the pairs of layers of one model or two that are compared: the first's with the second's, as the run wants."""
+    """Marks the pairs of layers that are compared: those of the first and the second model that the run wants."""
     at, count = list(comparison.models), len(comparison.layers)
     i, j = (comparison.places[at.index(label)] for label in models)
     block = torch.zeros(count, count, dtype=torch.bool)

@@ -202,7 +202,7 @@ def _warn(near: Float[Tensor, "m k+1"], k: int, x: Float[Tensor, "m d"]) -> None
 
 
 def _build_neighbour_table(near: _Near, k: int) -> NearestRows:
-    """Builds the table of the k nearest rows of each sampled row; which sampled rows are near each other is not known."""
+    """Builds the table of the k nearest rows of each sampled row; which of these are near each other is not known."""
     lists = near.rows[:, :k].T.contiguous()
     similarities = (1 + near.values[:, :k].T).contiguous()
     return NearestRows(lists, similarities, torch.zeros_like(lists, dtype=torch.bool), near.values.new_empty(0, 0))

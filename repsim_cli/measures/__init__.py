@@ -36,7 +36,7 @@ def find_missing(card: Card) -> str | None:
 
 
 def card(name: str) -> Card:
-    """What the measure claims: range, direction, symmetry, invariances, source."""
+    """The card of the measure, which says what it claims: range, direction, symmetry, invariances, source."""
     return registry.measures.get(name).card
 
 

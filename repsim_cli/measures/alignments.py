@@ -107,32 +107,32 @@ def make_correlation_aligner(match: Callable[[Float[np.ndarray, "k l"]], tuple[n
 
 
 def find_best_partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
-    """By signed correlations, dead neurons left out."""
+    """Finds for each neuron that of the other side with the largest signed correlation; dead neurons are left out."""
     correlations, left, right = _correlate_neurons(x, y)
     of_x, of_y = (torch.from_numpy(correlations.argmax(axis)) for axis in (1, 0))
     return Partners(Matching(left, right[of_x]), Matching(left[of_y], right))
 
 
 def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
-    """Of x from y."""
+    """Fits x from y by least squares, both centred."""
     a, b = centre(x), centre(y)
     return Fit(torch.linalg.pinv(b[0]) @ a[0] * (a[1] / b[1]))
 
 
 def _correlate_neurons(x: Tensor, y: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
-    """Of the neurons that vary, and their numbers on either side."""
+    """Computes the correlations of the neurons that vary; also gives the numbers of these neurons on either side."""
     a, b = drop_dead_neurons(x), drop_dead_neurons(y)
     units = [side.values / torch.linalg.vector_norm(side.values, dim=0) for side in (a, b)]
     return (units[0].T @ units[1]).cpu().numpy(), a.kept, b.kept
 
 
 def match_to_best(correlations: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
-    """For every neuron of x the one of y with the largest absolute correlation."""
+    """Matches every neuron of x with the one of y of the largest absolute correlation."""
     return np.arange(len(correlations)), np.abs(correlations).argmax(1)
 
 
 def match_to_different(products: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
-    """Every neuron of the narrower side with another one of the wider side, with the largest sum."""
+    """Matches every neuron of the narrower side with a different one of the wider side, for the largest sum."""
     return scipy.optimize.linear_sum_assignment(products, maximize=True)
 
 

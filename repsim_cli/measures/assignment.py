@@ -79,7 +79,7 @@ def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
 
 
 def make_coupling(matched: Matched) -> Coupling:
-    """All weight on the cells (i, matched[i])."""
+    """Makes the coupling with all weight on the cells (i, matched[i])."""
     coupling = np.zeros((len(matched), len(matched)))
     coupling[np.arange(len(matched)), matched] = 1 / len(matched)
     return coupling

@@ -65,7 +65,7 @@ def map_in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator
 
 
 def sum_difference_norms(maps: AttentionMaps) -> dict[str, Tensor]:
-    """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
+    """Sums |A - B|_F over sentences, for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
     total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
     for distances in map_in_threads(_compute_head_distances, maps.sentences()):
         total += distances
@@ -114,8 +114,8 @@ def attention_norm() -> Measure:
 
 
 def sum_row_correlations(maps: AttentionMaps) -> dict[str, Tensor]:
-    """For every pair of heads, over the words that attend unevenly under both: the sum of the Pearson correlations of
-    their rows (`sum`), and their number (`shared`)."""
+    """Sums the Pearson correlations of the rows of every pair of heads (`sum`), over the words that attend unevenly
+    under both, and counts these words (`shared`)."""
     heads = len(maps.cells)
     total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
     for correlation, words in map_in_threads(_correlate_sentence_rows, maps.sentences()):
@@ -177,7 +177,7 @@ def attention_pearson() -> Measure:
 
 
 def sum_entropy_terms(maps: AttentionMaps) -> dict[str, Tensor]:
-    """For every pair of heads, the sum over cells of w log w with w = p + q, in the precision of the cells."""
+    """Sums w log w with w = p + q over cells, for every pair of heads, in the precision of the cells."""
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
@@ -242,7 +242,7 @@ def make_moment_sums(zeros: Zeros) -> Callable[[AttentionMaps], dict[str, Tensor
 
 
 def _sum_head_moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
-    """For every pair of heads, the sums over cells of a_h and a_h a_h'; `left_out`: the cells that are left out."""
+    """Sums a_h and a_h a_h' over cells, for every pair of heads; `left_out`: the number of cells that are left out."""
     cells = maps.cells
     if zeros == "refuse":
         masked = torch.stack([(cells[heads] == 0).all(0) for heads in maps.layers])
@@ -270,7 +270,7 @@ def _sum_block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[T
 
 
 def compute_scatter_matrix(totals: Totals) -> HeadMatrix:
-    """For every pair of heads, the sum over cells of products of centred weights."""
+    """Computes, for every pair of heads, the sum over cells of products of centred weights."""
     mean = totals["sum"] / totals["count"]
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
 

@@ -47,7 +47,7 @@ class MeasureWarning(UserWarning):
 
 @contextmanager
 def attribute_warnings(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessage]]:
-    """Measures' warnings say which measures they concern, unless they do already; gives those that were issued."""
+    """Makes the warnings of measures say which measures they concern, unless they do. Gives those that were issued."""
     measures = tuple(labels)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
@@ -143,7 +143,7 @@ class Measure(ABC):
 
     @property
     def squares_at_once(self) -> float:
-        """How many (n, n) matrices of float64 a direct call holds at a time."""
+        """The number of (n, n) matrices of float64 that a direct call holds at a time."""
         return float(2 * self.squares + (self.slow.squares if self.slow else 0))
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
@@ -413,5 +413,5 @@ def cosine(products: Products) -> Matrix:
 
 
 def is_cosine(measure: Measure) -> bool:
-    """Whether its value is a normalised inner product."""
+    """Tells whether the value of the measure is a normalised inner product."""
     return isinstance(measure, InnerProduct) and measure.value is cosine

@@ -69,8 +69,8 @@ class Basis(NamedTuple):
 
 
 def choose_tolerance(dtype: torch.dtype) -> float:
-    """With eigenvalues of x'x below this share of the largest, the basis x V / s is not orthonormal to the precision of
-    products over pairs: 1e-12 (float64), 1e-9 (float32).
+    """The share of the largest eigenvalue of x'x below which the others are too small for the basis x V / s: it is then
+    not orthonormal to the precision of products over pairs, 1e-12 (float64) or 1e-9 (float32).
     """
     return 1e-4 if dtype == torch.float64 else 1e-7
 

@@ -66,11 +66,11 @@ class Card:
 
     @property
     def sees_scale_of_features(self) -> bool:
-        """Whether a feature of large variance counts for more than the others."""
+        """Tells whether a feature of large variance counts for more than the others."""
         return self.reads == "activations" and "scaling_of_neurons" not in self.invariant_to
 
     def undone(self) -> dict[str, list[str]]:
-        """By value of `extract.normalise`, what no longer leaves the measure unchanged where rows are treated so."""
+        """The invariances that the measure loses where rows are normalised, by the value of `extract.normalise`."""
         held = self.invariant_to if self.reads == "activations" else frozenset()
         undone = UNDONE if "invertible_linear" not in held else {"rows": UNDONE["rows"]}
         return {how: sorted(held & lost) for how, lost in undone.items() if held & lost}
@@ -176,5 +176,5 @@ class Slow:
     beyond: Beyond | None = None
 
     def side(self, rows: int) -> int:
-        """How many rows its square matrices have."""
+        """The number of rows of its square matrices, where a representation has so many."""
         return rows if self.beyond is None or rows <= self.beyond.rows else self.beyond.side

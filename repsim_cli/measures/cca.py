@@ -200,7 +200,7 @@ def make_projection_weighted(variance: float | None, aligned: Align | None = Non
         return weigh_canonical_correlations(truncate(a), truncate(b))[0]
 
     def compare_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
-        """Both directions of a pair come from the same SVD."""
+        """Compares all pairs; both directions of a pair come from the same SVD."""
         left = [truncate(basis) for basis in rows]
         right = left if rows is columns else [truncate(basis) for basis in columns]
         values = torch.empty(len(left), len(right), dtype=torch.float64)

@@ -48,7 +48,7 @@ FLAT = 1e-5
 
 
 def split_rows_for_cache(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
-    """All rows, as many at a time as fit into the processor's cache."""
+    """Cuts the rows into slices, each of as many as fit into the processor's cache."""
     size = max(1, CACHED // x.shape[1])
     return (slice(start, start + size) for start in range(0, len(x), size))
 
@@ -81,7 +81,7 @@ def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
 
 
 def _centre_wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
-    """Few rows of many features: centred, and their Gram matrix, strip by strip, so that they are read once.
+    """Centres few rows of many features, and makes their Gram matrix, strip by strip, so that they are read once.
 
     None where rows differ by little beside their mean, or by so much or little that squares would not do.
     """

@@ -75,7 +75,8 @@ def sum_squares(x: Float[Tensor, "n d"]) -> Norms:
 
 
 def sum_squares_apart(x: Float[Tensor, "n d"], documents: Documents) -> Norms:
-    """Without the cells of two rows of one document: those of K less what the offsets a explain, 2 a.r."""
+    """Computes `sum_squares` without the cells of two rows of one document: the squares of the other cells of K, less
+    2 a.r, which the offsets a explain."""
     sizes = documents.bincount().double()
     sums, squares = (x.new_zeros(len(sizes), x.shape[1]).index_add_(0, documents, part) for part in (x, x.square()))
     of_rows = -x * sums[documents]

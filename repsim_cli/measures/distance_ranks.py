@@ -51,7 +51,7 @@ def rank_distances(cells: Float[Tensor, " cells"], blur: float = 0.0) -> Prepare
 
 
 def standardise_ranks(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> PreparedFeatures:
-    """Centred, of unit variance."""
+    """Centres the ranks and scales them to unit variance. Raises Degenerate where all are equal."""
     ranked = ranked - (len(ranked) + 1) / 2
     deviation = float(torch.linalg.vector_norm(ranked)) / len(ranked) ** 0.5
     if deviation == 0:

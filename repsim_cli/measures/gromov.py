@@ -129,7 +129,7 @@ def is_small_for_pot(state: Sides) -> bool:
 
 
 def has_ties(distances: Square) -> bool:
-    """Whether more than 1 % of the distances equal the next larger one up to rounding."""
+    """Tells whether more than 1 % of the distances equal the next larger one up to rounding."""
     ordered = np.sort(distances[np.triu_indices(len(distances), 1)])
     return float(np.mean(np.diff(ordered) <= TIE * ordered[-1])) > 0.01 if len(ordered) > 1 else True
 

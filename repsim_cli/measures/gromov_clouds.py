@@ -70,7 +70,7 @@ def prepare_cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
 
 
 def compute_cross_distances(x: Rows, y: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-    """Euclidean, from products."""
+    """Computes Euclidean distances from products."""
     norms = x.square().sum(1, keepdim=True) + y.square().sum(1)
     return torch.addmm(norms, x, y.T, alpha=-2).clamp_min_(0).sqrt_()
 
@@ -112,7 +112,7 @@ class CloudPair(NamedTuple):
         return add_squares(self.among - compute_cross_distances(there, there)) / len(self.some) ** 2
 
     def objective(self, matched: Matched) -> float:
-        """Over all pairs of rows."""
+        """Computes the mean squared difference of the distances over all pairs of rows, as they are matched."""
         total, tiles = 0.0, list(zip(self.x.split(TILE), self.y[matched].split(TILE), strict=True))
         for i, (x, y) in enumerate(tiles):
             for j, (others, theirs) in enumerate(tiles[i:]):
@@ -268,6 +268,6 @@ def lower_by_sweeps(
 
 
 def estimate_cloud_operations(rows: int, width: float) -> tuple[float, float]:
-    """For plans: of a state, and of a pair, whose sweeps and objectives they are, beside the blocks."""
+    """Estimates, for plans, the operations of a state and of a pair: its sweeps, its objectives and its blocks."""
     sweeps = 2.0 * SWEEPS * rows * LANDMARKS * (GROUP + 2 * width)
     return rows**2 * (2 * width + 550), sweeps + rows**2 * (4 * width + 600) + 1e11

@@ -39,7 +39,7 @@ class Optimum(NamedTuple):
 
 
 def descend(start: Coupling, a: Square, b: Square, alpha: float = 1.0, linear: np.ndarray | float = 0.0) -> Optimum:
-    """Conditional gradient with exact line search for alpha gromov_objective(T) + <linear, T>."""
+    """Minimises alpha `compute_gromov_objective`(T) + <linear, T> by conditional gradient with exact line search."""
     size = alpha * float((a**2).mean() + (b**2).mean()) + float(np.abs(linear).mean())
     return _descend(start, a, b, alpha, linear, -SETTLED * size, 0)
 

@@ -44,7 +44,7 @@ def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling
 
 
 def compute_entropic_gromov(a: Space, b: Space, *, epsilon: float) -> float:
-    """gromov_objective of the entropic coupling."""
+    """Computes `compute_gromov_objective` of the entropic coupling."""
     left, right = (side.distances for side in order_pair(a, b))
     return compute_gromov_objective(left, right, blur(a, b, epsilon))
 
@@ -57,8 +57,8 @@ def couple_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: flo
 
 
 def blur(a: Space, b: Space, epsilon: float, steps: int = STEPS) -> Coupling:
-    """T = sinkhorn(gradient of gromov_objective at T, epsilon), reached from the uniform coupling, of the sides as
-    ordered by `order_pair`. Raises Degenerate where it is not reached within so many steps."""
+    """Finds T = sinkhorn(gradient of the Gromov-Wasserstein objective at T, epsilon) from the uniform coupling, of the
+    sides as ordered by `order_pair`. Raises Degenerate where it is not reached within so many steps."""
     left, right = (side.distances for side in order_pair(a, b))
     n = len(left)
     constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])

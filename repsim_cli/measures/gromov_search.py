@@ -43,7 +43,7 @@ REPRESENTED = 250  # rows at most on which the rows' own pairing is lowered
 
 
 def draw_mixed_couplings(n: int, count: int, seed: int) -> Iterator[Coupling]:
-    """Halfway between the uniform coupling and drawn permutations."""
+    """Draws permutations, and gives the coupling halfway between the uniform one and each."""
     draw = np.random.default_rng(seed)
     for _ in range(count):
         yield (make_coupling(draw.permutation(n)) + 1 / n**2) / 2
@@ -58,7 +58,7 @@ def match_by_mean_distance(a: Square, b: Square) -> Matched:
 
 
 def match_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) -> tuple[Matched, Prices | None]:
-    """Rows are matched by their distances to k that are matched already."""
+    """Matches rows by their distances to k rows that are matched already."""
     sides = ((side / (side.mean() or 1.0)).astype(np.float32) for side in (left, right))
     return assign(np.float32(-4 / left.shape[1]) * (next(sides) @ next(sides).T))
 
@@ -98,7 +98,7 @@ def assign_by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
 
 
 def list_distinct(trials: Iterable[Trial]) -> list[Trial]:
-    """Each assignment once, the lowest first."""
+    """Lists each assignment once, that of the lowest value first."""
     return sorted({trial.matched.tobytes(): trial for trial in trials}.values(), key=lambda trial: trial.value)
 
 
@@ -171,8 +171,8 @@ def search(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts:
 def descend_from_starts(
     a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int
 ) -> list[Gromov]:
-    """What the starts lead to. paired: the rows' own pairing, which `best` tries too, so that no value is above what it
-    leads to."""
+    """Descends from each start. paired: the rows' own pairing, which `best` tries too, so that no value is above what
+    it leads to."""
     left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
     made = list[Gromov]()
     lower = None

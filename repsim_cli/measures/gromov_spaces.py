@@ -74,7 +74,7 @@ def order_by_mean_distance(state: Space) -> Int[np.ndarray, " n"]:
 
 
 def group_rows_into_blocks(state: Space) -> Space:
-    """With its rows in blocks of 2, of 4, and so on, as far as there are `COARSEST`.
+    """Adds blocks of 2 rows, of 4, and so on, as long as there are `COARSEST` or more.
 
     halves: of all levels, the finest first, the two rows or blocks in each block; one that is left over is in none.
     coarse: of all levels in the same order, the mean distances between blocks, 0 on the diagonal, of the mean distance.

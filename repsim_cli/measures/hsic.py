@@ -209,7 +209,7 @@ class Gaussian(NamedTuple):
 
 
 def fit_gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
-    """With `bandwidth` times the median of the distances over i < j as sigma."""
+    """Fits the Gaussian kernel whose sigma is `bandwidth` times the median of the distances over i < j."""
     x = features.values
     moved = centre_on_inner_half(x)
     x = x if moved is None else moved

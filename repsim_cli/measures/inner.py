@@ -73,7 +73,7 @@ AnyFeatures = PreparedFeatures | CentredRows
 
 
 def compute_gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
-    """Of the Gram matrix, a copy."""
+    """Computes a tile of the Gram matrix, as a copy."""
     if features.gram is not None:
         return features.gram[rows, columns].clone()
     return features.block(rows) @ features.block(columns).T
@@ -185,7 +185,8 @@ Blocks = Iterator[tuple[int, slice, slice | None, dict[AnyKernel, Tensor]]]
 
 
 def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """For every tile on or above the diagonal: its weight, its place, and (representations, cells) of every kernel."""
+    """Computes, for every tile on or above the diagonal, its weight, its place, and (representations, cells) of each
+    kernel."""
     by_features: dict[Any, list[Kernel]] = {}
     for kernel in states:
         by_features.setdefault(kernel.features, []).append(kernel)
@@ -262,8 +263,8 @@ def compute_products_from_tiles(matrices: Sequence[Tiles], n: int, tile: int) ->
 
 
 def _buffer(count: int, n: int, tile: int, like: Tensor) -> Float[Tensor, "count cells"]:
-    """For the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of the same
-    numbers at other places in memory may differ in their last bit."""
+    """Makes room for the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of
+    the same numbers at other places in memory may differ in their last bit."""
     cells = max(
         (rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _split_into_tiles(n, tile)
     )
@@ -271,7 +272,7 @@ def _buffer(count: int, n: int, tile: int, like: Tensor) -> Float[Tensor, "count
 
 
 def count_tile_cells(n: int, tile: int) -> int:
-    """How many cells `collect_matrix_tiles` has: of pairs of bands, and of the square on the diagonal of each band.
+    """Counts the cells of `collect_matrix_tiles`: of pairs of bands, and of the square on the diagonal of each band.
 
     >>> count_tile_cells(1024, 512) / 1024**2
     0.5625

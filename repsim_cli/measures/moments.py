@@ -123,7 +123,7 @@ def keep_leading(directions: Axes, variance: float) -> Axes:
 
 
 def count_kept_directions(s: Float[Tensor, " k"], variance: float) -> int:
-    """How many of the descending singular values s hold this share of the variance; all for a share of 1."""
+    """Counts the descending singular values s that hold this share of the variance; all for a share of 1."""
     shares = s.square().cumsum(0) / s.square().sum()
     return len(s) if variance == 1 else int((shares < variance).sum()) + 1
 

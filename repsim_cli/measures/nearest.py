@@ -160,7 +160,7 @@ def compute_block_cosines(units: Float[Tensor, "n d"], start: int, size: int) ->
 
 
 def add_missing_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-    """With an extra coordinate for each row without a direction, which makes it orthogonal to every other row."""
+    """Adds a coordinate for each row without a direction, which makes it orthogonal to every other row."""
     lost = (units == 0).all(1).nonzero()[:, 0]
     directions = torch.zeros(len(units), len(lost)).to(units)
     directions[lost, torch.arange(len(lost), device=lost.device)] = 1
@@ -242,8 +242,8 @@ def select_most_similar(similarity: Float[Tensor, "b n"], left_out: Tensor, k: i
 
 
 def find_ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
-    """As `select_most_similar`, for minus half the squared distances of rows with these squared norms. Values that
-    differ by rounding alone are equal, and equal values are ordered by index."""
+    """Selects as `select_most_similar` does, from minus half the squared distances of rows with these squared norms.
+    Values that differ by rounding alone count as equal, and equal values are ordered by index."""
     values, indices = select_most_similar(near, left_out, k)
     tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
     tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
@@ -330,7 +330,7 @@ class Functions(NamedTuple):
 def make_compare_all(
     value: Callable[[NearestRows, NeighbourStack], Float[Tensor, " r"]], symmetric: bool
 ) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Matrix]:
-    """All pairs of value(single, many): a representation against many."""
+    """Makes what compares all pairs, by value(single, many): a representation against many."""
 
     def compare_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
         values = torch.empty(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)

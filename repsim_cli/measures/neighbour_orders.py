@@ -13,8 +13,8 @@ from repsim_cli.measures.rdm import SHAPE
 
 
 def rank_sums(single: NearestRows, many: NeighbourStack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
-    """For the m common neighbours at places p and q: the sum of 2 / ((1 + |p - q|) (p + q)) over its value for equal
-    places, and m."""
+    """Sums 2 / ((1 + |p - q|) (p + q)) over the m common neighbours of each row, at places p and q, and divides by its
+    value for equal places; also gives m."""
     sums, common = torch.zeros_like(many.similarities[0]), torch.zeros_like(many.lists[0])
     for p, left in enumerate(single.lists, start=1):
         for q, right in enumerate(many.lists, start=1):

@@ -298,7 +298,7 @@ def explain_from_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, f
 
 
 def compute_all_multiple_correlations(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
-    """Both directions of a pair come from the same product."""
+    """Computes all pairs; both directions of a pair come from the same product."""
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for i, a in enumerate(rows):
         for j, b in enumerate(columns):

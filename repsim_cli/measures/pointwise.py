@@ -36,7 +36,8 @@ def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> floa
 
 
 def compute_all_euclidean_distances(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
-    """All pairs, by blocks of rows, as |a|^2 + |b|^2 - 2 ab relative to the row's mean over all representations."""
+    """Computes all pairs by blocks of rows, as |a|^2 + |b|^2 - 2 ab, where each row is taken relative to its mean over
+    all representations."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].device)
     for start in range(0, len(rows[0]), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -108,14 +109,14 @@ def direct(x: Float[Tensor, "n d"]) -> Directed:
 
 
 def cosine_distance(a: Directed, b: Directed) -> float:
-    """From the difference of the unit rows, which is accurate for small distances."""
+    """Computes the mean distance from the differences of the unit rows, which is accurate for small distances."""
     both = [side.rows.double() for side in (a, b)]
     x, y = (rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True) for rows in both)
     return float((x - y).square().sum(1).mean() / 2)
 
 
 def compute_all_cosine_distances(rows: Sequence[Directed], columns: Sequence[Directed]) -> Matrix:
-    """All pairs: the mean cosine of paired rows is a product over all cells of the unit rows."""
+    """Computes all pairs: the mean cosine of paired rows is a product over all cells of the unit rows."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].rows.device)
 
     def unit(side: Sequence[Directed], part: slice) -> Float[Tensor, "r cells"]:

@@ -28,7 +28,7 @@ DOUBLE = 1e-13
 
 
 def mark_single_precision(x: Float[Tensor, "n d"]) -> Bool[Tensor, " d"]:
-    """Which neurons consist of float32 numbers."""
+    """Marks the neurons that consist of float32 numbers."""
     return (x == x.float()).all(0) if x.dtype == torch.float64 else x.new_ones(x.shape[1], dtype=torch.bool)
 
 
@@ -72,7 +72,7 @@ def compute_rank_tolerance(d: int, eps: float) -> float:
 
 
 def find_varying(lengths: Float[Tensor, " d"], sizes: Float[Tensor, " d"], eps: float) -> Bool[Tensor, " d"]:
-    """Which neurons are not dead, from their norms when centred and as stored. Warns of dead neurons.
+    """Marks the neurons that are not dead, by their norms when centred and as stored. Warns of dead neurons.
 
     Raises Degenerate where no neuron is left.
     """

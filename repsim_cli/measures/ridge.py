@@ -77,7 +77,7 @@ class Left(NamedTuple):
 
 
 def decompose(x: FoldSums) -> list[Left]:
-    """Without each fold, and without each two of them."""
+    """Decomposes the covariance without each fold, and without each two of them."""
     squares, every = [part.T @ part for part in x.rows], range(len(x.rows))
     found = []
     for out in [*itertools.combinations(every, 1), *itertools.combinations(every, 2)]:
@@ -107,8 +107,10 @@ def centre_products(
 
 
 def sum_squared_errors(x: FoldSums, y: FoldSums, without: Sequence[Left]) -> dict[tuple[tuple[int, ...], int], Tensor]:
-    """Of y predicted from x, by the folds that are left out and the one of these that is predicted, for every penalty;
-    the first is infinite."""
+    """Sums the squared errors of y predicted from x, for every penalty, of which the first is infinite.
+
+    The keys are the folds that are left out, and the one of these that is predicted.
+    """
     products = [a.T @ b for a, b in zip(x.rows, y.rows, strict=True)]
     found = {}
     for left in without:
@@ -136,7 +138,7 @@ def predict(errors: dict[tuple[tuple[int, ...], int], Tensor], count: int) -> fl
 def hold_out_all(
     rows: Sequence[CentredShape], columns: Sequence[CentredShape], *, folds: int, documents: Documents | None
 ) -> Matrix:
-    """All pairs; each column is decomposed once, and its decompositions are held while it predicts."""
+    """Predicts all pairs; each column is decomposed once, and its decompositions are held while it predicts."""
     parts = split_into_folds(len(rows[0].rows), folds, documents)
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for b, column in enumerate(columns):

@@ -65,7 +65,7 @@ def size_and_shape_distance(a: CentredShape, b: CentredShape) -> float:
 
 
 def compute_shape_angle(a: CentredShape, b: CentredShape) -> float:
-    """From the chord, since arccos loses half of the digits near 1."""
+    """Computes the angle from the chord, since arccos loses half of the digits near 1."""
     return 2 * math.asin(min(1.0, compute_procrustes_distance(a, b) / 2))
 
 
@@ -221,7 +221,7 @@ def aligned_cosine() -> Measure:
 
 
 def centre_and_scale_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Centred, with mean squared row norm 1, neurons not rotated."""
+    """Centres rows and scales them to mean squared norm 1; the neurons are not rotated."""
     return centre(x)[0]
 
 

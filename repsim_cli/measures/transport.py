@@ -138,7 +138,7 @@ def assign(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
 
 
 def compute_cross_distances(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[np.ndarray, "n n"]:
-    """Euclidean, from each row of a to each of b."""
+    """Computes the Euclidean distances from each row of a to each of b."""
     n = len(a)
     both = torch.cat([a, b])
     both = both - both.mean(0)
