@@ -146,7 +146,7 @@ def add_part(run: Run, whole: Results, name: str, part: Part, record: Mapping[st
 
 
 def read_drawing(folder: Path) -> Figures:
-    """Which figures the configuration of a run asks for, and how they are drawn."""
+    """Reads which figures the configuration of a run asks for, and how they are drawn."""
     given = reader.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
     return Figures(**read_figure_settings(given))
 

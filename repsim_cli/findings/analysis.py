@@ -75,7 +75,7 @@ class Finished:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the study."""
+        """The options of the study."""
         return self.manifest.get("options", {})
 
     @property
@@ -89,12 +89,12 @@ class Finished:
 
     @cached_property
     def seeds(self) -> dict[str, str]:
-        """By the label of a model, the entry that it shares with other seeds of its training."""
+        """The entry that a model shares with other seeds of its training, by the label of the model."""
         return {label: about["entry"] for label, about in self.manifest.get("facts", {}).items() if about.get("entry")}
 
     @property
     def trained(self) -> dict[str, list[str]]:
-        """By how models were trained here, where that tells models apart, all such models: seeds of one recipe."""
+        """The models by how they were trained here, where that tells models apart: seeds of one recipe."""
         trainings = dict.fromkeys(about.training for about in self.models.values() if about.training)
         return {each: [label for label, about in self.models.items() if about.training == each] for each in trainings}
 
@@ -123,7 +123,7 @@ class Finished:
 
     @cached_property
     def maps(self) -> dict[str, LayerMap]:
-        """By the label of the measure; of measures between layers of the run's models."""
+        """The map of every measure between layers of the run's models, by the label of the measure."""
         return {
             measured.label: self.map_of(measured)
             for measured in self.results.measures
@@ -131,7 +131,7 @@ class Finished:
         }
 
     def map_of(self, measured: Measured) -> LayerMap:
-        """All layers of all models under a measure."""
+        """Makes the map of all layers of all models under a measure."""
         sides = [side for matrix in measured.matrices for side in (matrix.rows, matrix.columns)]
         known = {side.model: side.layers for side in sides}
         order = dict.fromkeys([*self.manifest.get("models", ()), *known])
@@ -204,5 +204,5 @@ def analysis(
 
 
 def select_claims(claims: Sequence[Claim], on: str) -> list[Claim]:
-    """Of the claims those about one kind of result."""
+    """Selects the claims about one kind of result."""
     return [claim for claim in claims if claim.on == on]

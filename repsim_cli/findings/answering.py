@@ -36,7 +36,7 @@ class Sides(NamedTuple):
 
     @property
     def same_layers(self) -> bool:
-        """Whether both models have layers of the same names, so that a layer has one of its own in the other."""
+        """Tells whether both models have layers of the same names, so that each layer has its like in the other."""
         return list(self.rows) == list(self.columns)
 
 

@@ -31,7 +31,7 @@ class ArchitectureOptions:
 
 
 def compute_neighbour_ratios(values: Sequence[int]) -> list[float | None]:
-    """Each value over the median of its neighbours; None where it has fewer than two.
+    """Computes each value over the median of its neighbours; None where it has fewer than two.
 
     >>> compute_neighbour_ratios([64, 64, 256, 128])
     [0.4, 0.5, 4.0, 0.8]

@@ -50,8 +50,8 @@ class BaseModel:
 def compute_similarity_to_base(
     values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str
 ) -> dict[str, Float[np.ndarray, " l"]]:
-    """Of every model that may come from the base, being of its architecture, depth and widths: the similarity of its
-    layers with the same layers of the base, the base's layer explained by the model's."""
+    """Takes the similarity of each model's layers with the same layers of the base, the base's layer explained by the
+    model's. A model may come from the base if it has its architecture, depth and widths; others are left out."""
     rows = whole.models[base]
     return {
         label: values[rows, place].diagonal()
@@ -63,8 +63,9 @@ def compute_similarity_to_base(
 def compare_with_base(
     values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str
 ) -> dict[str, dict[str, Float[np.ndarray, " l"]]]:
-    """By model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity with
-    those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has such.
+    """Takes, by model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity
+    with those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has
+    such.
     """
     bases = compute_similarity_to_base(values, whole, base)
     lines = {label: {BASE: line} for label, line in bases.items()}
@@ -98,7 +99,8 @@ def top_attention_changes_most(whole: ClaimMap, values: np.ndarray) -> Weighed |
 
 
 def _measure_late_changes(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
-    """Seeds of one training are one unit. All units are of this base, whose layers they share."""
+    """Weighs how much more late layers change than early ones. Seeds of one training are one unit. All units are of
+    this base, whose layers they share."""
     if whole.base is None:
         return Untestable(BASES)
     by_training: dict[str, list[np.ndarray]] = {}
@@ -135,7 +137,7 @@ def tasks_diverge_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | U
         return Untestable(BASES)
 
     def average_over_model_pairs(left_out: str = "") -> np.ndarray:
-        """Over pairs of models; pairs share trainings, so trainings are left out."""
+        """Averages over pairs of models, without those of one training, since pairs share trainings."""
         rest = [x for pair, x in curves.items() if left_out not in map(whole.entry, pair)]
         return np.mean(rest, axis=0) if rest else np.full(len(next(iter(curves.values()))), np.nan)
 
@@ -156,7 +158,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw_beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
-    """Of every model a small matrix: the layers of the base against its layers."""
+    """Draws a small matrix of every model: the layers of the base against its layers."""
     measure, rows = layers.measure, layers.places[base]
     matrices = [
         (model, layers.values[rows, place], layers.names[rows], layers.names[place])

@@ -106,7 +106,10 @@ class ModelBlocks:
 
 
 def find_model_blocks(values: Square, larger_is_closer: bool) -> ModelBlocks | None:
-    """values: between the outputs of blocks, in the order of the network. None where all are the same."""
+    """Finds the boundary of a model that parts its blocks into two groups, and how clear it is.
+
+    values: between the outputs of blocks, in the order of the network. None where all are the same.
+    """
     suggested, apart = (
         find_contiguous_segments(values, larger_is_closer, count=None),
         convert_to_distances(values, larger_is_closer),
@@ -254,7 +257,7 @@ def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
 
 
 def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
-    """every: by the label of the measure."""
+    """Makes the tables of the analysis. every: by the label of the measure."""
     rows = []
     for measure, parted in every.items():
         layers = run.maps[measure]
@@ -278,7 +281,7 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
 
 
 def _list_seed_agreements(measure: str, parted: Parted) -> Iterator[list[Any]]:
-    """Of every entry with two seeds the mean agreement over pairs of them."""
+    """Lists the mean agreement over pairs of seeds, for every entry that has two or more."""
     for entry in dict.fromkeys(parted.entries.values()):
         of_entry = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
         pairs = list(combinations(of_entry, 2))

@@ -12,8 +12,8 @@ from repsim_cli.runs.content import CHANCE, Measured
 def find_chance_of_values(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
-    """What these values of a measure would be by chance, and what that is; where it is not known, those of models with
-    fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
+    """Finds what these values of a measure would be by chance, and says what that is. Where it is not known, values of
+    models with fresh weights stand for it, unless all are of such models. rows, columns: the model of each layer."""
     drawn = [
         run.keep(matrix.details[CHANCE])
         for matrix in measured.matrices
@@ -37,8 +37,8 @@ def find_chance_mark(
 
 
 def list_chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
-    """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
-    known."""
+    """Lists, for curves of a measure, the lowest, median and highest cell by chance, by what that is; empty where it is
+    not known."""
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
     chance, said = find_chance_of_values(run, layers.measure, layers.values, owners, owners)
     return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}

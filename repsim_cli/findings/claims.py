@@ -122,7 +122,7 @@ class Claim:
         return judge(answer.value, self.threshold, answer.evidence, self.published)
 
     def verdict(self, measure: str, *given: Any) -> Verdict:
-        """As results.json keeps it. measure: what it is tested on."""
+        """Makes the verdict as results.json keeps it. measure: the label of the measure that the claim is tested on."""
         about = {key: getattr(self, key) for key in ("name", "source", "says", "statistic", "threshold", "analysis")}
         return Verdict(measure=measure, **about, **vars(self(*given)))
 

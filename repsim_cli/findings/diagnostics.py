@@ -47,7 +47,7 @@ class Diagnostics:
 
 
 def is_concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
-    """Whether few features or rows hold most of the variance of this layer."""
+    """Tells whether few features or rows hold most of the variance of this layer."""
     if row["features"] < options.features or row[PARTICIPATION] is None:
         return False
     shares = [row[FEATURE_SHARE], row[ROWS_SHARE] or 0.0]

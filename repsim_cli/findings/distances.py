@@ -57,7 +57,7 @@ class Distances:
 
 
 def has_distance(card: Mapping[str, Any]) -> bool:
-    """Whether distances of models follow from a measure: itself, or its angle."""
+    """Tells whether distances of models follow from a measure: it is one, or its angle is."""
     return card["is_metric"] or card["cosine"]
 
 
@@ -306,7 +306,7 @@ def _describe_distance_matrix(name: str, groups: Members, layers: str) -> Matrix
 
 
 def _tabulate_distances(name: str, models: GroupDistances) -> dict[str, list[list[Any]]]:
-    """Of one distance, by table."""
+    """Lists the rows of each table for one distance between models."""
     labels = [(model, group) for group, members in models.groups.items() for model in members]
     spread = []
     for kind, pairs in pair_models_by_group(models.groups).items():

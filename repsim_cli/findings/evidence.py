@@ -55,7 +55,7 @@ def log_of(value: float | np.floating) -> float:
 def weigh_by_standard_error(
     value: float, threshold: float, se: float, freedom: float | int, how: str, units: int
 ) -> Evidence:
-    """Student's t of the distance to the threshold. freedom: degrees of freedom of the standard error."""
+    """Tests the distance to the threshold by Student's t. freedom: degrees of freedom of the standard error."""
     gap = value - threshold
     t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
     above, below = (float(scipy.special.stdtr(freedom, side)) for side in (-t, t))
@@ -110,7 +110,10 @@ def negate_evidence(evidence: Evidence) -> Evidence:
 
 
 def weigh_by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str) -> Evidence:
-    """left_out: the statistic without each of three or more units, NaN where it has no value."""
+    """Tests a statistic against the threshold, with the standard error of the jackknife over units.
+
+    left_out: the statistic without each of three or more units, NaN where it has no value.
+    """
     count = len(left_out)
     if count < FEWEST or not np.isfinite(left_out).all():
         return report_too_few(count, unit, max(FEWEST, count + 1))
@@ -119,7 +122,10 @@ def weigh_by_jackknife(value: float, threshold: float, left_out: Sequence[float]
 
 
 def weigh_against_null(value: float, others: Float[np.ndarray, " k"], how: str, units: int, needs: str) -> Evidence:
-    """others: the statistic under every arrangement of the units, or under those that were drawn; `value` is one."""
+    """Tests a value against those of other arrangements of the units.
+
+    others: the statistic under every arrangement, or under those that were drawn; `value` is one of them.
+    """
     near = ROUNDING * max(1.0, abs(value))
 
     def compute_tails(statistic: float) -> tuple[float, float]:
@@ -177,7 +183,7 @@ def _compute_extreme_p(null: Float[np.ndarray, " k"]) -> float:
 
 
 def require_shared_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0) -> Evidence:
-    """Evidence over units whose curves may all follow one smooth curve: what they share must be steady, too.
+    """Weakens evidence over units whose curves may all follow one smooth curve: what they share must be steady, too.
 
     curves: of every unit, over its layers or checkpoints, rising where the statistic is positive. Models of one suite,
     or of one base, share what made their curves, so that all of them rise or none. p is the larger one of that over
@@ -217,7 +223,8 @@ def compute_trend_p(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 
 def list_group_arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:
-    """All ways to give the models groups of the same sizes (True), or, of more than 200 000, `codes` and 9999 drawn."""
+    """Lists all ways to give the models groups of the same sizes (True), or, where these are more than 200 000, `codes`
+    and 9999 drawn ones (False)."""
     sizes = np.bincount(codes)
     if math.factorial(len(codes)) // math.prod(math.factorial(int(size)) for size in sizes) > EXACT:
         rng = np.random.default_rng(seed)
@@ -232,8 +239,8 @@ def list_group_arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[In
 
 
 def require_all_parts(parts: Sequence[Evidence]) -> Evidence:
-    """That every part, over the same units, lies above its threshold; below: that some part does not, corrected for
-    their number."""
+    """Joins evidence over the same units. above: that every part lies above its threshold. below: that some part does
+    not, corrected for their number."""
     return replace(
         parts[0],
         above=max(part.above for part in parts),
@@ -242,8 +249,11 @@ def require_all_parts(parts: Sequence[Evidence]) -> Evidence:
 
 
 def list_permutations(sizes: Sequence[int]) -> tuple[list[Orders], str]:
-    """For each of the sets of these sizes, its members in k orders, the sets permuted independently of each other, and
-    how many there are, in words: all of them, or of more than 5040 the observed one and 1999 drawn."""
+    """Lists k orders of the members of each set, the sets permuted independently of each other. sizes: of the sets.
+
+    The second value says in words how many orders there are: all of them, or where these are more than 5040, the
+    observed one and 1999 drawn.
+    """
     if math.prod(map(math.factorial, sizes)) <= ALL:
         each = [np.array(list(permutations(range(size)))) for size in sizes]
         at = np.indices([len(permuted) for permuted in each]).reshape(len(each), -1)

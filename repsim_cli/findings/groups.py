@@ -78,7 +78,7 @@ class PointLayers(NamedTuple):
 
 
 def group_layers_by_point(model: Facts) -> dict[str, PointLayers]:
-    """By hook point, e.g. `mlp_out`; stored activations are one point."""
+    """Groups the layers of a model by hook point, e.g. `mlp_out`; stored activations are one point."""
     if model.blocks is None:
         count = len(model.layers)
         return {"layers": PointLayers(list(range(count)), [(i + 1) / count for i in range(count)])}
@@ -93,7 +93,8 @@ def group_layers_by_point(model: Facts) -> dict[str, PointLayers]:
 def select_counterpart_similarities(
     layers: LayerMap, models: Sequence[str], places: Sequence[int]
 ) -> Float[np.ndarray, "m m l"]:
-    """Of these models in this order, the similarity of layers at the same place. places: among those of each model."""
+    """Selects the similarity of layers at the same place, of these models in this order. places: among those of each
+    model."""
     starts = np.array([layers.places[model].start for model in models], int)
     at = starts[:, None] + np.array(places)
     return layers.values[at[:, None], at[None]]
@@ -110,7 +111,7 @@ class AtPoint(NamedTuple):
 
 
 def list_depths_at_points(run: Finished) -> Iterator[AtPoint]:
-    """For every measure and hook point; without groups, of no models."""
+    """Lists the depths of the models at every measure and hook point; without groups, of no models."""
     models = [model for members in run.groups.values() for model in members]
     for label, layers in run.maps.items():
         first = run.models[next(iter(models or layers.places))]
@@ -130,7 +131,7 @@ def number_groups(groups: Members) -> Int[np.ndarray, " m"]:
 
 
 def pair_models_by_group(groups: Members) -> dict[Kind, Pairs]:
-    """All unordered pairs of different models by their groups, as places in the order of the groups."""
+    """Pairs all different models, in no order, by their groups: as places in the order of the groups."""
     starts = np.cumsum([0, *(len(members) for members in groups.values())])
     places = {name: range(starts[i], starts[i + 1]) for i, name in enumerate(groups)}
     return {
@@ -149,8 +150,8 @@ def curves(
     level: float,
     bounds: Sequence[float | None] = (None, None),
 ) -> dict[str, Curve]:
-    """By name, one curve per kind of pair: a line per pair of models, their mean, and a band of `level` over models,
-    not with fewer than 3 in a group. label: of the axis. bounds: of the values, and so of the band."""
+    """Makes, by name, one curve per kind of pair: a line per pair of models, their mean, and a band of `level` over
+    models, not with fewer than 3 in a group. label: of the axis. bounds: of the values, and so of the band."""
     values = depths.symmetric
     names = [model for members in depths.groups.values() for model in members]
     by_name: dict[str, Curve] = {}
@@ -209,7 +210,10 @@ class Permuted:
 
 
 def permute_groups(statistics: Float[np.ndarray, " k"], value: float, exact: bool, models: int) -> Permuted:
-    """statistics: of all arrangements, or of the groups (`value`) and of those that were drawn."""
+    """Compares the value of the groups with those of other arrangements of the models.
+
+    statistics: of all arrangements, or of the groups (`value`) and of those that were drawn.
+    """
     near = ROUNDING * max(1.0, abs(value))
     p, opposite = float((statistics >= value - near).mean()), float((statistics <= value + near).mean())
     return Permuted(value, p, opposite, len(statistics), exact, models)
@@ -256,7 +260,7 @@ def find_smallest_p(groups: Members) -> float:
 
 
 def say_why_untestable(groups: Members) -> str:
-    """Why these groups cannot be told apart; empty where they can."""
+    """Says why these groups cannot be told apart; empty where they can."""
     if len(groups) < 2:
         return "needs two groups of 4 models"
     least = find_smallest_p(groups)
@@ -272,7 +276,7 @@ def leave_out_each(count: int) -> list[Int[np.ndarray, " kept"]]:
 
 
 def measure_late_gap(depths: Depths) -> Weighed | Untestable:
-    """How far apart the groups are in late layers, positive where models of one group are closer."""
+    """Measures how far apart the groups are in late layers: positive where models of one group are closer."""
     late = depths.shares > LATE
     why = say_why_untestable(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
     if why:

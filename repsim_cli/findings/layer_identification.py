@@ -56,7 +56,7 @@ def group_models_by_network(run: Finished) -> Seeds:
 
 
 def mark_most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l l"]:
-    """Of each row the largest entry, as 1; equal ones share it.
+    """Marks the largest entry of each row with 1; equal ones share it.
 
     >>> mark_most_similar(np.array([[0.9, 0.2, 0.1], [0.5, 0.5, 0.3], [0.8, 0.1, 0.2]])).tolist()
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
@@ -66,7 +66,7 @@ def mark_most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l
 
 
 def find_most_similar_layers(layers: LayerMap, models: Sequence[str], point: PointLayers) -> Blocks:
-    """For each ordered pair of models which layer of the second is most similar to each of the first."""
+    """Finds, for each ordered pair of models, which layer of the second is most similar to each of the first."""
     sign = 1 if layers.measure.larger_is_closer else -1
     at = np.array([[layers.places[model].start + place for place in point.places] for model in models])
     similar = sign * layers.values[at[:, None, :, None], at[None, :, None, :]]

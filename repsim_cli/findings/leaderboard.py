@@ -10,8 +10,8 @@ FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "grades.csv"
 
 
 def load_leaderboard() -> dict[str, dict[str, str]]:
-    """By measure, the lowest mean rank on language first, columns of the table `measures by grade`; `images` is the
-    mean rank on images, `images low` and `images high` its band, and so on."""
+    """Loads the columns of the table `measures by grade` by measure, the lowest mean rank on language first. `images`
+    is the mean rank on images, `images low` and `images high` its band, and so on."""
     with FILE.open(newline="") as stream:
         rows = csv.DictReader(line for line in stream if not line.startswith("#"))
         return {row["measure"]: row for row in rows}
@@ -21,8 +21,8 @@ LANGUAGE, IMAGES = ("ahead of", "behind"), ("images ahead of", "images behind")
 
 
 def count_better_and_worse(measure: str, counts: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
-    """Of how many graded measures it is told to be better, and worse: the interval of the difference of both mean ranks
-    does not hold 0; None without a grade.
+    """Counts the graded measures than which it is better, and than which it is worse: the interval of the difference of
+    both mean ranks does not hold 0. None without a grade.
 
     >>> count_better_and_worse("no such measure") is None
     True
@@ -33,7 +33,7 @@ def count_better_and_worse(measure: str, counts: tuple[str, str] = LANGUAGE) -> 
 
 
 def grade(measure: str) -> str:
-    """What a list says of a measure.
+    """Says, for lists of measures, how many graded measures a measure is ahead of and behind; empty without a grade.
 
     >>> grade("no such measure")
     ''
@@ -44,8 +44,8 @@ def grade(measure: str) -> str:
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:
-    """By measure, the share of the other graded measures that it is told to be better than, on language, of which those
-    that it is not told apart from count half; a half without a grade.
+    """Computes, by measure, the share of the other graded measures than which it is better on language. Those that it
+    is not told apart from count half; without a grade the share is a half.
 
     >>> trust(["no such measure"])
     {'no such measure': 0.5}

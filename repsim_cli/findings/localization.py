@@ -35,8 +35,8 @@ class Localization:
 
 
 def average_over_others(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
-    """Of every layer the mean of its row (its own neurons, followed by the others') and of its column (the others'
-    neurons, followed by its own) over all other layers: of the other models and of its own, without itself.
+    """Averages the row of every layer (its own neurons, followed by the others') and its column (the others' neurons,
+    followed by its own) over all other layers: of the other models and of its own, without itself.
 
     >>> means = average_over_others(np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]]))
     >>> means["row"].round(6).tolist(), means["column"].round(6).tolist()
@@ -62,7 +62,7 @@ def curves(
     layers: LayerMap,
     levels: Mapping[str, list[float]] | None = None,
 ) -> dict[str, Curve]:
-    """By name, a curve per model. label: of the axis. levels: what chance gives, by what that is."""
+    """Makes, by name, a curve per model. label: of the axis. levels: what chance gives, by what that is."""
     return {
         f"{quantity}, {model}": Curve(
             x=Axis(name="layer"),
@@ -130,7 +130,7 @@ def fine_tuning_delocalizes_the_top(whole: ClaimMap) -> Weighed | Untestable:
 
 
 def _find_trained_blocks(whole: ClaimMap) -> ClaimMap | str:
-    """Without the embeddings and the models with fresh weights, or why localization says nothing there."""
+    """Leaves out the embeddings and the models with fresh weights; or says why localization says nothing here."""
     if absent := [name for name in (NEURONS, WHOLE) if name not in whole.values]:
         return f"needs the measure {absent[0]}"
     kept = np.array([name != "embed" for name in whole.names]) & ~np.isin(whole.owners(), list(whole.untrained))

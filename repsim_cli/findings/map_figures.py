@@ -193,7 +193,7 @@ def _draw_pair_map(
     matrix: Matrix,
     ordered: bool,
 ) -> Any:
-    """ordered: layers are drawn in the order of the network, not in that of the file."""
+    """Draws the matrix of two models. ordered: layers are in the order of the network, not in that of the file."""
     orders = [
         order_layers(side.layers) if ordered else list(range(len(side.layers)))
         for side in (matrix.rows, matrix.columns)
@@ -245,7 +245,7 @@ OF = {"map": "per map of two models", "run": "over all maps of the run"}
 
 
 def choose_tests(null: Mapping[str, Any]) -> tuple[str, str]:
-    """Which p values cross out cells, and for which cells they are corrected, where the run did so."""
+    """Chooses the p values that cross out cells, and says for which cells they are corrected, where the run did so."""
     if "family" not in null:
         return "p", "uncorrected"
     invalid = "; not valid, see the warnings" if null.get("not_valid") else ""
@@ -323,7 +323,7 @@ def _draw_measured(
 
 
 def _scale_calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
-    """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
+    """Chooses how calibrated scores are drawn: as shares of the way from chance to the best value, if there is one."""
     best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
     limits = (0.0, 1.0 if best is not None else float(score[np.isfinite(score)].max(initial=1e-12)))
     return {

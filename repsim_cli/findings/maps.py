@@ -56,7 +56,7 @@ def falls_with_layer_distance(whole: ClaimMap, values: np.ndarray) -> Weighed | 
 
 
 def _compute_layer_lags(layers: int) -> np.ndarray:
-    """Of the cells above the diagonal, how many layers apart."""
+    """Counts how many layers apart the cells above the diagonal are."""
     a, b = np.triu_indices(layers, k=1)
     return b - a
 
@@ -97,7 +97,7 @@ def pythia_2_8b_stands_apart(whole: ClaimMap, values: np.ndarray) -> Weighed | U
     steps = min(whole.models[name].stop - whole.models[name].start for name in names)
 
     def measure_distance_from_others(model: str) -> float:
-        """From the other three; each of the four shares its pairs with these alike."""
+        """Takes the log of the mean distance from the other three. Each of the four shares its pairs alike."""
         rows = whole.models[model]
         curves = [_take_equal_depths(values[rows, whole.models[x]], steps) for x in names if x != model]
         return log_of(1 - np.mean(curves))
@@ -251,7 +251,7 @@ def _compare_over_families(whole: ClaimMap, less: str, more: str) -> Weighed | U
 
 
 def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestable:
-    """Whether measure `more` keeps more across families of what it has within them than measure `less` does."""
+    """Weighs whether measure `more` keeps more across families of what it has within them than measure `less` does."""
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
     apart = {name: whole.values[name] - whole.compute_values_of_noise(name) for name in (more, less)}

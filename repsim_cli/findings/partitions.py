@@ -47,7 +47,7 @@ class Partition:
 
 
 def convert_to_distances(values: Square, larger_is_closer: bool) -> Square:
-    """Both directions averaged, 0 on the diagonal; of similarities how far they are below the largest one.
+    """Averages both directions, with 0 on the diagonal; of similarities it takes how far they are below the largest.
 
     >>> convert_to_distances(np.array([[1.0, 0.2], [0.4, 1.0]]), True).round(6).tolist()
     [[0.0, 0.7], [0.7, 0.0]]
@@ -73,7 +73,7 @@ def convert_to_affinities(values: Square, larger_is_closer: bool) -> Square:
 
 
 def renumber(labels: np.ndarray) -> Labels:
-    """0, 1, ... in the order in which they appear.
+    """Numbers the labels 0, 1, ... in the order in which they appear.
 
     >>> renumber(np.array([7, 7, 2, 7])).tolist()
     [0, 0, 1, 0]
@@ -107,8 +107,8 @@ def find_contiguous_segments(values: Square, larger_is_closer: bool, *, count: i
 
 
 def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
-    """As many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates by
-    MARGIN, else one group. count: how many, whatever the silhouettes."""
+    """Chooses as many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates
+    by MARGIN, else one group. count: how many, whatever the silhouettes."""
     apart = convert_to_distances(values, larger_is_closer)
     if not apart.any():
         return Partition(np.zeros(len(values), int), {}, {})
@@ -201,7 +201,7 @@ def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list
 
 
 def replace_by_lag_means(square: Square) -> Square:
-    """Every cell the mean over all pairs as many layers apart.
+    """Replaces every cell by the mean over all pairs as many layers apart.
 
     >>> replace_by_lag_means(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
     [[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]]

@@ -62,7 +62,7 @@ def is_swept(planned: Planned) -> bool:
 
 
 def average_at_equal_depth(layers: LayerMap) -> dict[tuple[str, str], float]:
-    """Of each two models the mean over layers of the same relative depth; of one model over each layer and the next."""
+    """Averages each two models over layers of the same relative depth; a single model over each layer and the next."""
     ordered = {model: np.arange(place.start, place.stop)[order_layers(layers.names[place])]
                for model, place in layers.places.items()}  # fmt: skip
     if len(ordered) == 1:

@@ -102,7 +102,10 @@ class OfModel:
 def find_sub_networks(
     values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
 ) -> OfModel:
-    """values, names: of the layers of one model, in any order. given: the group of every layer, in network order."""
+    """Finds the groups of layers of one model in every way that is asked for.
+
+    values, names: of its layers, in any order. given: the group of every layer, in network order.
+    """
     order = order_layers(names)
     names = [names[i] for i in order]
     values = values[np.ix_(order, order)]
@@ -156,8 +159,8 @@ def tables(every: ByModel) -> dict[str, Table]:
 
 
 def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
-    """Of every model the group of each layer, its similarity to the next one, and the silhouettes by the number of
-    groups, also of surrogates without groups. labels: of axes, by measure."""
+    """Makes, for every model, curves of the group of each layer, of its similarity to the next one, and of the
+    silhouettes by the number of groups, also of surrogates without groups. labels: of axes, by measure."""
     return {
         f"{of}, {measure}, {model}": replace(
             curve, about={"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
@@ -248,7 +251,7 @@ SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
 
 
 def are_drawn(run: Finished, whole: bool) -> bool:
-    """Whether the layers of each model have a figure: on demand, or where there are few models."""
+    """Tells whether the layers of each model have a figure: on demand, or where there are few models."""
     models = {curve.about["model"] for curve in run.results.curves.values() if curve.analysis == "sub_networks"}
     return bool(models) and (whole or len(models) <= FEW)
 

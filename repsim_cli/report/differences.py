@@ -66,7 +66,7 @@ def _identify_data(data: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(data: Mapping[str, Any]) -> str:
-    """What was read of a text, in words."""
+    """Says in words what was read of a text."""
     if not data:
         return NONE
     rows = f", {data['rows_kept']:,} rows" if isinstance(data.get("rows_kept"), int) else ""
@@ -74,7 +74,7 @@ def _read(data: Mapping[str, Any]) -> str:
 
 
 def _drop_model_place(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says of what a model is, wherever it lies."""
+    """Keeps what a manifest says of a model, without where the model lies."""
     return {key: value for key, value in about.items() if key not in PLACE}
 
 
@@ -173,7 +173,7 @@ class _Block(NamedTuple):
 
 
 def _read_matrix_blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
-    """By measure, row model and column model; symmetric pairs both ways."""
+    """Reads the matrices by measure, row model and column model; those of symmetric measures in order of name."""
     blocks = {}
     for measure in read_results(folder).measures:
         for matrix in measure.matrices:

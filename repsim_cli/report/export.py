@@ -37,8 +37,8 @@ class Sheet(NamedTuple):
 
 
 def build_sheets(folder: Path) -> Iterator[Sheet]:
-    """All pairs of layers in one table; which layer answers to which; a table per matrix, a row per layer; the tables
-    and curves of the results.
+    """Builds the tables of a run: all pairs of layers in one; which layer answers to which; a table per matrix, a row
+    per layer; the tables and curves of the results.
 
     Raises BadInput for a damaged run.
     """
@@ -86,7 +86,7 @@ def _tabulate_pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list
 
 
 def _omit_nan(number: float) -> float | None:
-    """None for NaN, which says that a cell has no value."""
+    """The number, or None in place of NaN, which says that a cell has no value."""
     return None if math.isnan(number) else number
 
 
@@ -116,7 +116,7 @@ def export(folder: Path, into: Path, kinds: list[str]) -> list[Path]:
 
 
 def convert_to_csv(sheet: Sheet) -> bytes:
-    """With full precision; what a run does not have is an empty field."""
+    """Converts a table to CSV with full precision; what a run does not have is an empty field."""
     return encode_csv([sheet.columns, *sheet.rows])
 
 

@@ -33,7 +33,8 @@ def list_runs(root: Path, page: str, before: Mapping[str, Any], progress: Progre
 
 
 def _describe_run(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the manifest in a folder says of its run; nothing where it cannot be read."""
+    """Gives what the manifest in a folder says of its run; nothing where it cannot be read. before: by folder, what the
+    page that was written last says."""
     key = os.path.relpath(folder, root)
     known, changed = before.get(key, {}), (folder / "manifest.json").stat().st_mtime_ns
     if known.get("changed") == changed and known["status"] not in ("running", "killed"):

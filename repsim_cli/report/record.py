@@ -156,8 +156,8 @@ def _read_title(png: bytes) -> str:
 
 
 def say_source(figure: str, whole: Results) -> dict[str, list[str]]:
-    """What the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far as
-    its name says; empty where it does not."""
+    """Says what the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far
+    as its name says; empty where it does not."""
     if figure.startswith("stitching-curves"):
         return {"curves": list(whole.curves)}
     over_layers = figure.removesuffix("-seeds")
@@ -276,7 +276,7 @@ def _read_matrix_array(
 
 
 def _encode(kept: Kept) -> dict[str, Any]:
-    """What is kept of the rows, with its arrays in base64, little-endian."""
+    """Encodes what is kept of the rows, with its arrays in base64, little-endian."""
     arrays = {name: array.astype(array.dtype.newbyteorder("<")) for name, array in kept.arrays.items()}
     return {**kept.about, **{name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}}
 

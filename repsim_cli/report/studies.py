@@ -24,7 +24,7 @@ def _list_table_records(whole: Results, name: str) -> list[dict[str, Any]]:
 
 
 def _say_probe_errors(whole: Results) -> Iterator[str]:
-    """Which layer tells each target best, against the largest class."""
+    """Says which layer tells each target best, against the largest class."""
     for row in _list_table_records(whole, "nearest to the targets"):
         lowest, largest = row["lowest error"], row["error of the largest class"]
         if lowest is None:
@@ -41,7 +41,7 @@ def _say_probe_errors(whole: Results) -> Iterator[str]:
 
 
 def _say_stitching(whole: Results) -> Iterator[str]:
-    """What a stitch costs, after which layer least and most."""
+    """Says what a stitch costs, after which layer least and most."""
     rows = [
         row
         for row in _list_table_records(whole, "stitching")
@@ -82,7 +82,7 @@ def _say_lost(row: Mapping[str, Any]) -> str:
 
 
 def _say_universality(whole: Results) -> Iterator[str]:
-    """The verdict of every measure on every factor."""
+    """Gives the verdict of every measure on every factor."""
     for measure, rows in groupby(_list_table_records(whole, "universality of factors"), key=lambda row: row["measure"]):
         found = [f"{row['factor']} {row['verdict']}{_say_way(row)}" for row in rows]
         yield f"By {measure}: " + "; ".join(
@@ -97,7 +97,7 @@ def _say_way(row: dict[str, Any]) -> str:
 
 
 def _say_convergence(whole: Results) -> Iterator[str]:
-    """From which step on layers are nearly as they end."""
+    """Says from which step on layers are nearly as they end."""
     for curve in whole.curves.values():
         if not str(curve.about.get("quantity", "")).endswith(" to last") or len(curve.at) < 2:
             continue
@@ -118,7 +118,7 @@ def _say_convergence(whole: Results) -> Iterator[str]:
 
 
 def _say_sub_networks(whole: Results) -> Iterator[str]:
-    """Into which groups of neighbouring layers each model parts, where it was asked."""
+    """Says into which groups of neighbouring layers each model parts, where it was asked."""
     for row in _list_table_records(whole, "sub-networks"):
         if row["found by"] != "segments":
             continue
@@ -132,7 +132,7 @@ def _say_sub_networks(whole: Results) -> Iterator[str]:
 
 
 def _verify(whole: Results) -> Iterator[str]:
-    """Whether two models are the same, and where they first differ: the lines of the answer."""
+    """Says whether two models are the same, and where they first differ: the lines of the answer."""
     about = whole.about.get("verify", {})
     for number, line in enumerate(about.get("lines", ())):
         if number:
@@ -143,7 +143,7 @@ def _verify(whole: Results) -> Iterator[str]:
 
 
 def _say_tuned(whole: Results) -> Iterator[str]:
-    """On which tokens the outputs change most."""
+    """Says on which tokens the outputs change most."""
     for (model, by), rows in groupby(
         _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
@@ -154,7 +154,7 @@ def _say_tuned(whole: Results) -> Iterator[str]:
 
 
 def _say_universal_neurons(whole: Results) -> Iterator[str]:
-    """How many neurons have counterparts, beside rotated bases."""
+    """Says how many neurons have counterparts, beside rotated bases."""
     for row in _list_table_records(whole, "universal neurons"):
         yield (
             f"{row['model']}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in "
@@ -164,7 +164,7 @@ def _say_universal_neurons(whole: Results) -> Iterator[str]:
 
 
 def _say_shared_features(whole: Results) -> Iterator[str]:
-    """How many latents dictionaries share, beside random directions, and what one model's code says of another."""
+    """Says how many latents dictionaries share, beside random directions, and what one model's code says of another."""
     for row in _list_table_records(whole, "shared latents"):
         yield (
             f"{row['model']} {row['layer']}: {_format_percent(row['shared'])} of {row['latents']:,} latents are shared "
@@ -179,7 +179,7 @@ def _say_shared_features(whole: Results) -> Iterator[str]:
 
 
 def _say_classifier_accuracies(whole: Results) -> Iterator[str]:
-    """How accurate classifiers are, and what each variant changes."""
+    """Says how accurate classifiers are, and what each variant changes."""
     for row in _list_table_records(whole, "over seeds"):
         if row["metric"] != "loss":
             models = len(whole.tables["classifiers"].rows)
@@ -191,14 +191,14 @@ def _say_classifier_accuracies(whole: Results) -> Iterator[str]:
 
 
 def _say_modular_accuracies(whole: Results) -> Iterator[str]:
-    """How well models that add learned each sum."""
+    """Says how well models that add learned each sum."""
     for row in _list_table_records(whole, "training"):
         right = f"{_format_percent(row['validation accuracy'])} of the validation rows"
         yield f"{row['model']} has {row['stage']} right in {right} after {row['kept after']} epochs"
 
 
 def _say_views(whole: Results) -> Iterator[str]:
-    """Which rows layers couple, how many neighbours stay, and where distances change most."""
+    """Says how many rows layers couple with themselves, how many neighbours stay, and where distances change most."""
     by_pair = groupby(
         _list_table_records(whole, "couplings"), key=lambda row: (row["model"], row["rows"], row["columns"])
     )
@@ -221,7 +221,7 @@ def _say_views(whole: Results) -> Iterator[str]:
 
 
 def _say_training_view(whole: Results) -> Iterator[str]:
-    """How far layers are apart at the first and at the last step."""
+    """Says how far layers are apart at the first and at the last step."""
     rows = _list_table_records(whole, "distance and metrics")
     for (model, measure), some in groupby(rows, key=lambda row: (row["model"], row["measure"])):
         known = [row for row in some if row["mean over pairs of layers"] is not None]
@@ -231,7 +231,7 @@ def _say_training_view(whole: Results) -> Iterator[str]:
 
 
 def _say_large_ranks(whole: Results) -> Iterator[str]:
-    """Whether the layers that converge early are those of a large rank."""
+    """Says whether the layers that converge early are those of a large rank."""
     for row in _list_table_records(whole, "early convergence and large rank"):
         yield (
             f"{row['model']}, {row['matrices']} of {row['of']}: of {row['layers']} layers {row['early']} converge "
@@ -240,14 +240,14 @@ def _say_large_ranks(whole: Results) -> Iterator[str]:
 
 
 def _say_odd_architectures(whole: Results) -> Iterator[str]:
-    """Which models stand apart in their shape."""
+    """Says which models stand apart in their shape."""
     rows = _list_table_records(whole, "architecture")
     apart = [f"{row['model']} stands apart in {row['stands apart']}" for row in rows if row["stands apart"]]
     yield from apart or ([f"None of {len(rows)} models stands apart from its neighbours in its shape"] if rows else [])
 
 
 def _say_best_measures(whole: Results) -> Iterator[str]:
-    """Which measures have the best mean ranks."""
+    """Says which measures have the best mean ranks."""
     rows = _list_table_records(whole, "measures by grade")
     if rows:
         best = (

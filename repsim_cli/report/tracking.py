@@ -33,7 +33,7 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """Of the folder and the day it lies in."""
+        """The name of the run: that of its folder, after the day it lies in."""
         return "-".join(self.folder.absolute().parts[-2:])
 
     @cached_property
@@ -55,7 +55,7 @@ class TrackedRun:
         return numbers
 
     def tables(self) -> Iterator[export.Sheet]:
-        """All pairs of layers, and the tables and curves of the results."""
+        """The table of all pairs of layers, and the tables and curves of the results."""
         return (sheet for sheet in export.build_sheets(self.folder) if sheet.long or sheet.name.startswith("table-"))
 
     def figures(self) -> list[Path]:
@@ -63,7 +63,7 @@ class TrackedRun:
 
 
 def tensorboard(record: TrackedRun) -> None:
-    """Into tensorboard/ of the run folder: `tensorboard --logdir outputs` finds it."""
+    """Logs into tensorboard/ of the run folder: `tensorboard --logdir outputs` finds it."""
     from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
@@ -82,7 +82,7 @@ def tensorboard(record: TrackedRun) -> None:
 
 
 def mlflow(record: TrackedRun) -> None:
-    """Into the experiment `repsim`, or the one that MLFLOW_EXPERIMENT_NAME names."""
+    """Logs into the experiment `repsim`, or the one that MLFLOW_EXPERIMENT_NAME names."""
     import mlflow
 
     if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
@@ -103,7 +103,7 @@ def mlflow(record: TrackedRun) -> None:
 
 
 def wandb(record: TrackedRun) -> None:
-    """Into wandb/ of the run folder, which `wandb sync` sends, unless WANDB_MODE=online is set."""
+    """Logs into wandb/ of the run folder, which `wandb sync` sends, unless WANDB_MODE=online is set."""
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
