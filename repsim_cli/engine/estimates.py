@@ -110,6 +110,20 @@ def join(matrices: Iterable[SimilarityMatrix]) -> list[str]:
     return keep_first_notices(notice for matrix in matrices for notice in matrix.notices)
 
 
+def say_notices(matrices: Mapping[str, SimilarityMatrix]) -> Iterator[str]:
+    """Says every warning of measures once, with the measures that gave it: of several layers that it is true of, in
+    whatever numbers, the first is named."""
+    kinds: dict[str, list[str]] = {}
+    for notice in join(matrices.values()):
+        layer, _, text = notice.partition("': ")  # LAYER of 'MODEL': TEXT
+        kinds.setdefault(re.sub(r"\d[\d.]* ", "# ", text) if text and " of '" in layer else notice, []).append(notice)
+    for first, *others in kinds.values():
+        labels = (label for label, made in matrices.items() if {first, *others} & set(made.notices))
+        layer, _, text = first.partition("': ")
+        said = f"{layer}', and likewise in {len(others)} more layers: {text}" if others else first
+        yield f"{', '.join(labels)}: {said.replace(' 1 more layers', ' 1 more layer')}"
+
+
 def estimate_all_pairs(
     measures: Mapping[str, Measure],
     batches: Callable[[int], Iterable[Batch]],

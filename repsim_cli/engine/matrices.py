@@ -26,7 +26,7 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.behind import keep_rows_behind
 from repsim_cli.engine.cached import Content, Fill, digest, open_matrices, open_nulls, open_pairs, open_tables
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, join
+from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, say_notices
 from repsim_cli.engine.expected import RowPlaces, index_row_places
 from repsim_cli.engine.first_look import FirstLook
 from repsim_cli.engine.grams import BatchShape, Keep, make_kernel_lister, pack_batches
@@ -148,8 +148,8 @@ def compute_matrices(
                     tables |= rows.tables(comparison.layers)
             known.keep(made)
         matrices = keep_matrices(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
-    for notice in join(matrices.values()) if tell else ():
-        run.warn(f"{', '.join(label for label, made in matrices.items() if notice in made.notices)}: {notice}")
+    for line in say_notices(matrices) if tell else ():
+        run.warn(line)
     return matrices, tables
 
 

@@ -81,6 +81,8 @@ def find_highest(ways: Ways) -> Mapping[str, Any]:
 
 
 def make_retrieval_curves(ways: Ways) -> Iterator[Curve]:
+    drawn = [row for models in ways.values() for rows in models.values() for row in rows]
+    most = max(max(row[HIGH], row[BY_TOKENS]) for row in drawn)
     for (first, second), models in ways.items():
         tokens = sorted(row[BY_TOKENS] for row, *_ in models.values())
         known = next(iter(models.values()))[0]
@@ -93,7 +95,7 @@ def make_retrieval_curves(ways: Ways) -> Iterator[Curve]:
                 at=[row["layer"] for row in rows],
                 lines={RETRIEVAL: [row[RETRIEVAL] for row in rows]},
                 bands={RETRIEVAL: Band(low=[row[LOW] for row in rows], high=[row[HIGH] for row in rows], of=OF)},
-                bounds=[0.0, 1.0],
+                bounds=[0.0, 1.0 if most > 0.5 else None],
                 about={"quantity": f"{RETRIEVAL} {first} to {second}", "model": model, "levels": levels},
             )
 
