@@ -88,11 +88,11 @@ class Answer:
         return self.verdict != DIFFERENT
 
     def record(self) -> dict[str, Any]:
-        """Strict JSON."""
+        """The answer as values of strict JSON."""
         return {"verdict": self.verdict, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """For a terminal: the verdict, and a line for each reason."""
+        """Writes the answer for a terminal: the verdict, and a line for each reason."""
         if not self.differences:
             effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
             return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._list_notes()]
@@ -168,7 +168,7 @@ class Answer:
         return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
 
     def _say_alone(self) -> str:
-        """All places, and which blocks are right when given right inputs."""
+        """Says in which places parts differ when each is run alone, and which are right when given right inputs."""
         if not self.given:
             return ""
         places: dict[str, list[str]] = {}

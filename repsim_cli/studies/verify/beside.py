@@ -94,7 +94,7 @@ def _order_second_rows(first: Dump, second: Dump) -> Tensor | None:
 
 
 def _pair_common_layers(first: Dump, second: Dump) -> list[tuple[str, int, Tensor, Tensor]]:
-    """What both hold: the name of a layer, its depth, and its rows."""
+    """Pairs the layers that both hold: name, depth, and the rows of each. Raises BadInput where no pairing is known."""
     if first.depths is not None and second.depths is not None:
         a, b = (dict(zip(each.depths or (), each.streams, strict=True)) for each in (first, second))
         common = sorted({*a} & {*b})
@@ -164,7 +164,8 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
 
 
 def _judge(y: Tensor, x: Tensor, dtype: torch.dtype, depth: int) -> Judged:
-    """Two free runs are apart by what each block adds to the rounding; of embeddings, each row by its own."""
+    """Judges a layer of two free runs, which are apart by what each block adds to the rounding. Of embeddings the worst
+    row counts, of others the median row."""
     if torch.equal(x, y):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     unit = UNIT[dtype] * max(1, depth) ** 0.5

@@ -64,7 +64,7 @@ class Dump:
         return [list(self.tokens[end - n : end]) for end, n in zip(ends, self.lengths, strict=True)]
 
     def readings(self) -> Iterator[tuple["Dump", str]]:
-        """What may be the residual stream, and a sentence of it: with two streams, their sum or one of them."""
+        """Lists what may be the residual stream, with a sentence: of two streams, their sum or one of them."""
         if self.second is None:
             yield self, ""
             return
@@ -155,7 +155,7 @@ def _list_stream_widths(dump: Dump) -> set[int]:
 
 
 def _detect_16_bits(dump: Dump) -> Dump:
-    """What was computed in 16 bits and written in 32 has the tolerance of 16."""
+    """Detects values of 16 bits that were written in 32, which have the tolerance of 16, and notes it."""
     for dtype in (torch.bfloat16, torch.float16):
         streams = [*dump.streams, *(dump.second or ())]
         if dump.dtype == torch.float32 and all(torch.equal(x.to(dtype).float(), x) for x in streams):
@@ -242,7 +242,7 @@ def _read_token_ids(file: Path, shapes: Mapping[str, Any], integers: Mapping[str
 
 
 def _find_layer_axis(file: Path, name: str, shape: Sequence[int], tokens: Sequence[int] | None) -> int:
-    """Where the layers are: as documented, unless the number of ids says otherwise."""
+    """Finds the axis of the layers: the documented one, unless the number of ids says otherwise."""
     axis = 1 if name == STATES else 0
     if tokens is None or shape[1 - axis] == len(tokens):
         return axis
@@ -269,7 +269,10 @@ def _list_layer_names(
 
 
 def _read_layer_depths(file: Path, names: Sequence[str]) -> list[int] | None:
-    """From names of hook points. Raises BadInput for hook points that are not of the stream."""
+    """Reads depths from names of hook points; None where no name is one.
+
+    Raises BadInput for hook points that are not of the stream.
+    """
     found = [DEPTH.fullmatch(name) for name in names]
     if not any(found):
         return None
@@ -302,7 +305,7 @@ def _read_text_column(name: str | None, usual: Sequence[str], integers: Mapping[
 
 
 def _count_document_rows(file: Path, documents: Sequence[str] | None, rows: int) -> list[int]:
-    """Of the runs of rows of one document. Raises BadInput where the rows of one do not follow each other."""
+    """Counts the rows of each document. Raises BadInput where the rows of one do not follow each other."""
     if documents is None:
         return [rows]
     runs = [(name, len(list(each))) for name, each in groupby(documents)]

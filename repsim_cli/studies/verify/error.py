@@ -17,7 +17,7 @@ INSIDE = ("q", "k", "v", "z", "qk", "scores", "pattern")
 
 
 def name_role(finding: Finding) -> str:
-    """What works at the place: a part of attention, the class of the module, or the sums between modules."""
+    """Names what works at the place: a part of attention, the class of the module, or the sums between modules."""
     if finding.sketched:
         return "sketch"
     module, _, what = finding.place.rpartition(":")
@@ -99,7 +99,7 @@ class ErrorTensors:
         return float(self.e.norm() / self.r.norm().clamp_min(1e-300))
 
     def explain(self, fit: Tensor) -> float:
-        """The share of the error's energy."""
+        """The share of the error's energy that `fit` explains."""
         return 1 - float((self.e - fit).square().sum() / self.e.square().sum().clamp_min(1e-300))
 
     @cached_property
@@ -111,12 +111,12 @@ class ErrorTensors:
         return 1 - self.explain(fit) < max(left, self.rounding)
 
     def gives(self, other: Tensor) -> bool:
-        """Whether the candidate's is this tensor."""
+        """Says whether the candidate gives this tensor."""
         return other.shape == self.c.shape and self.is_(other - self.r)
 
     @cached_property
     def linear(self) -> bool | None:
-        """Whether the error is a linear function of what enters, as that of other weights; None where that is not
+        """True if the error is a linear function of what enters, as that of other weights is. None where that is not
         known: with fewer tokens than features anything is."""
         if self.x is None or len(self.x) < self.x.shape[1] + 8:
             return None
@@ -125,7 +125,7 @@ class ErrorTensors:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Of each feature, the error as a + b R by least squares."""
+        """The coefficients a and b of each feature, by least squares of the error on a + b R."""
         r0, e0 = self.r.mean(0), self.e.mean(0)
         spread = (self.r - r0).square().sum(0)
         b = ((self.e - e0) * (self.r - r0)).sum(0) / spread.clamp_min(1e-300)

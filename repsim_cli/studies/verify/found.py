@@ -35,8 +35,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Description:
-    """What the tensors of a finding say, once they are gone: the kind of error, a sentence, what works there, whether
-    the error is a linear function of what enters, and its noise."""
+    """The tensors of a finding in words, kept when they are dropped: the kind of error, a sentence, what works there,
+    whether the error is a linear function of what enters, and its noise."""
 
     kind: str
     sentence: str

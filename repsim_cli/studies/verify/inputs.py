@@ -70,7 +70,7 @@ WINDOWS = ("sliding_window", "original_max_position_embeddings", "window_size", 
 
 
 def read_input_shape(model: nn.Module, tokenizer: Any = None) -> InputShape | None:
-    """None of a model that reads no token ids, as far as its config says."""
+    """Reads from the config which token ids a model takes; None where it says nothing of token ids."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else None
     vocabulary = getattr(config, "vocab_size", None)

@@ -73,7 +73,7 @@ def _name_common_errors(e: ErrorTensors) -> Iterator[Named]:
 
 
 def _name_neighbour_errors(e: ErrorTensors) -> Iterator[Named]:
-    """What the reference gives for the token before or behind."""
+    """Recognises what the reference gives for the token before or behind."""
     for c, r, what in ((e.c[1:], e.r[:-1], "before"), (e.c[:-1], e.r[1:], "behind")):
         same = (c - r).norm(dim=1) < 1e-3 * r.norm(dim=1)
         if len(same) > 8 and same.double().mean() > 0.7 and e.relative > 0.1:
@@ -174,7 +174,7 @@ def _scale_rows(e: ErrorTensors) -> float:
 
 
 def _is_affine(x: Tensor, y: Tensor) -> bool:
-    """Whether each feature of y is a gain and a bias on that of x."""
+    """Says whether each feature of y is that of x with a gain and a bias."""
     x0, y0 = x - x.mean(0), y - y.mean(0)
     b = (x0 * y0).sum(0) / x0.square().sum(0).clamp_min(1e-300)
     return float((y0 - b * x0).square().sum()) < 1e-5 * float(y0.square().sum())
@@ -252,7 +252,7 @@ def _fit_caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
 
 
 def _name_rotated_errors(e: ErrorTensors) -> Iterator[Named]:
-    """q and k as they enter their product."""
+    """Names errors of queries and keys as they enter their product."""
     yield from _name_common_errors(e)
     c, r, _ = e.parts
     longer = (c.norm(dim=-1) - r.norm(dim=-1)).square().sum()
@@ -346,7 +346,7 @@ def _name_logit_errors(e: ErrorTensors) -> Iterator[Named]:
 
 
 def _name_sketch_errors(e: ErrorTensors) -> Iterator[Named]:
-    """What holds of the rows holds of their projections."""
+    """Names errors that show in projections of the rows too: what holds of the rows holds of these."""
     yield from _name_common_errors(e)
     yield UNNAMED, "no offset and no factor; of this part a sketch alone is kept, which tells no other kind"
 

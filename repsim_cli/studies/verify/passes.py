@@ -80,7 +80,7 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
 
 
 def run_by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
-    """The same, with the weights of one part of each model in memory. Raises the same."""
+    """Does what `run_whole` does, with the weights of one part of each model in memory. Raises the same."""
     first, compared = run.batches[0], WeightComparison(reference, candidate)
     calls: list[dict[str, Call]] = [{} for _ in run.batches]
 
@@ -139,7 +139,7 @@ class WeightComparison:
                 self.add(key)
 
     def tensors(self) -> Tensors:
-        """All of them, in the order of the models."""
+        """Joins the comparisons of all parts, tensors in the order of the models."""
         found = [*self.found.values()]
         ours, theirs = ({name: i for i, name in enumerate(x.weights)} for x in (self.reference, self.candidate))
         alone = [
@@ -228,13 +228,13 @@ def find_embeddings(model: nn.Module) -> nn.Embedding | None:
 
 
 def _load_embedding(side: InMemory) -> AbstractContextManager[None]:
-    """The part with the embeddings has its weights."""
+    """Loads the part with the embeddings while the context lasts."""
     wanted = find_embeddings(side.model)
     return side.load(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
 
 
 def _check_vocabulary_rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
-    """Every row of the vocabulary through the embeddings."""
+    """Runs every row of the vocabulary through both embeddings; the finding where they differ, else None."""
     ours, theirs = find_embeddings(reference), find_embeddings(candidate)
     if ours is None or theirs is None:
         return None

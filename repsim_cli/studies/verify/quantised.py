@@ -66,7 +66,8 @@ def move_inputs_last(weights: Tensor, module: object) -> Tensor:
 
 
 def measure_rounding_noise(finding: Finding) -> Noise | None:
-    """None where the place is no linear map, or what enters it is not known."""
+    """Measures the noise of a finding over what each scheme predicts. None where the place is neither a linear map nor
+    an embedding, or what enters it is not known."""
     role, module = name_role(finding), find_module(finding)
     weights = getattr(module, "weight", None)
     if role not in ("linear", "embed") or not isinstance(weights, Tensor) or weights.ndim != 2:
@@ -171,7 +172,7 @@ def _keep_large_misfits(fit: QuantisationFit) -> QuantisationFit:
 
 
 def _measure_largest_error(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:
-    """By how much of a step all weights but FEW are off at most."""
+    """Measures by how much of a step weights are off: the largest error, when the FEW largest are left out."""
     group, centred, _ = fit.scheme
     step = compute_half_ranges(x, group, centred).repeat_interleave(group or x.shape[1], 1) / 2 ** (fit.bits - 1)
     off = ((x - y).abs() / step.clamp_min(1e-300)).flatten()
@@ -179,6 +180,6 @@ def _measure_largest_error(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:
 
 
 def _measure_distinct_share(weights: Tensor, group: int) -> float:
-    """How many values the weights of a group have, as a share of their number."""
+    """Measures how many different values the weights of a group have, as a share of their number."""
     ordered = weights.unflatten(1, (-1, group or weights.shape[1])).sort(2).values
     return float((ordered.diff(dim=2) != 0).double().mean())

@@ -149,7 +149,7 @@ def record_points(call: Call, places: Places, precisions: Precisions, *, free: b
 
 
 def sketch_left(points: Points, places: Places) -> Points:
-    """Makes what is left of them in a file where they do not fit."""
+    """Makes sketches of these points, for a file that they do not fit into."""
     refs = {name: sketch_rows(x, places) for name, x in points.refs.items() if x.is_floating_point()}
     return replace(points, refs=refs, checksums={name: compute_checksum(x) for name, x in points.refs.items()})
 
@@ -308,7 +308,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         sums = points.checksums
 
         def read_entering(place: str) -> Tensor | None:
-            """What enters the reference's module at a place."""
+            """Reads what enters the reference's module at a place."""
             enters = place.partition("#")[0] + IN if place else IN
             earlier = points.again.get(enters, enters)
             return call.entry if earlier == IN else points.refs.get(earlier)
@@ -361,7 +361,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
 
 
 def _is_beyond_rounding(found: Judged, dtype: torch.dtype) -> bool:
-    """Whether it is more than a rounding may grow to in a unit: a choice that it changes is that of few tokens."""
+    """Says whether an error is more than rounding may grow to in a unit; few tokens may be off by a changed choice."""
     few = found.wrong.numel() > 0 and found.wrong.double().mean() < 0.5
     return found.whole > GROWN * precision.choose_rounding_limits(dtype).whole and not few
 

@@ -20,7 +20,7 @@ class Places:
     mask: Bool[Tensor, "b s"]
 
     def tokens(self, x: Tensor) -> tuple[Float[Tensor, "n parts d"], bool]:
-        """What belongs to the tokens that are no padding, in order; whether it belongs to tokens at all."""
+        """Takes what belongs to the tokens that are no padding, in order; says whether x is ordered by token at all."""
         mask = self.mask.to(x.device)
         batch, length = mask.shape
         if x.ndim > 2 and x.shape[0] != batch and x.shape[0] % batch == 0 and x.shape[1] == length:
@@ -92,7 +92,7 @@ def zero_masked_values(x: Tensor) -> Tensor:
 
 
 def measure_rounding_norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
-    """How far the reference in another precision is from it: its rounding, by row."""
+    """Measures the reference's rounding by row: how far `floor`, the same in another precision, is from it."""
     x, r = (raise_precision(places.tokens(side)[0]).double() for side in (floor, reference))
     x = torch.where(r < MASKED, r, x)  # the other precision may mask with another number
     return torch.nan_to_num((zero_masked_values(x) - zero_masked_values(r)).norm(dim=-1), 0.0, 0.0).float()
@@ -101,7 +101,8 @@ def measure_rounding_norms(floor: Tensor, reference: Tensor, places: Places) -> 
 def judge(
     candidate: Tensor, reference: Tensor, floor: Float[Tensor, "n parts"] | None, dtype: torch.dtype, places: Places
 ) -> Judged:
-    """floor: the reference's rounding; None: as much as each row's own. dtype: the coarser of both."""
+    """Judges a tensor of the candidate. floor: the reference's rounding; None: as much as each row's own. dtype: the
+    coarser of both."""
     if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)

@@ -32,7 +32,7 @@ class InMemory:
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """All of them, by the names that `name_weights` gives."""
+        """The weights of the whole model, by the names that `name_weights` gives."""
         return name_weights(self.model)
 
     def backbone(self) -> "InMemory":
@@ -40,7 +40,7 @@ class InMemory:
         return InMemory(self.model.base_model)  # type: ignore[arg-type]
 
     def load(self, key: str) -> AbstractContextManager[None]:
-        """The units of this key have their weights while the context lasts."""
+        """Loads the weights of the units of this key while the context lasts; here they always are in memory."""
         return nullcontext()
 
     def of(self, key: str) -> dict[str, Tensor]:

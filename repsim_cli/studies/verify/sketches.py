@@ -49,7 +49,7 @@ def judge_sketches(
     floor: Float[Tensor, "n parts"] | None,
     dtype: torch.dtype,
 ) -> Judged:
-    """`rounding.judge` of what the sketches of the candidate and of the reference are of."""
+    """Judges the tensors of candidate and reference from their sketches, as `rounding.judge` judges tensors."""
     if r.shape != c.shape:
         return judge_lost()
     off = (c.double() - r.double())[..., :-1].norm(dim=-1)

@@ -49,7 +49,7 @@ class DumpPair:
     twin: torch.dtype | None
 
     def sides(self, held: Any, x: Any) -> tuple[Any, Any]:
-        """What the dump holds and what the model gives as candidate and reference."""
+        """Orders what the dump holds and what the model gives as candidate and reference."""
         return (x, held) if self.first else (held, x)
 
 
@@ -174,7 +174,7 @@ def name_dump_sequences(dump: Dump) -> str:
 
 
 def _batch_dump_by_length(dump: Dump, shape: inputs.InputShape | None) -> Iterator[tuple[Batch, Tensor]]:
-    """Sequences of one length at a time, so that none is padded, and the rows of the dump that are theirs."""
+    """Batches sequences of one length, so that none is padded, each with the rows of the dump that are theirs."""
     sequences = dump.sequences()
     most = max(max(each) for each in sequences)
     if shape is not None and most >= shape.vocabulary:
@@ -261,7 +261,8 @@ class _StreamPass:
         return map_tensors(out, "", lambda name, y: y if name else held.to(y.dtype).clone())
 
     def compare_normed(self, x: Tensor, held: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """What the final norm gives, with its rounding, where the dump holds that and not what enters it."""
+        """Computes what the final norm gives, with its rounding, where the dump holds that; None where it holds what
+        enters the norm."""
         if self.final is None or self.finer is None:
             return None
         y = self.final.module(x)
@@ -306,7 +307,7 @@ def _check_fit(held: Tensor, x: Tensor) -> Tensor:
 
 
 def _count(each: Difference, seen: StreamFindings) -> Difference:
-    """The difference over all sequences, with what right first tokens say, which attend to themselves alone."""
+    """Counts a difference over all sequences, and adds what it means where only first tokens are right."""
     key = each.unit
     each = replace(each, agree=seen.agree[key], tokens=seen.tokens[key], first=seen.starts.get(key))
     if each.block is not None:
@@ -327,7 +328,7 @@ def _measure_dump_effect(pair: DumpPair, seen: StreamFindings) -> dict[str, floa
 def _name_split_stream(
     model: nn.Module, blocks: Sequence[ModelUnit], batch: Batch, given: Mapping[int, Tensor]
 ) -> str | None:
-    """What the dump holds in place of the stream, where that is one of the two that engines keep apart."""
+    """Names what the dump holds in place of the stream, where that is one of the two that engines keep apart."""
     table = find_hook_point_table(model)
     point = None if table is None else table.block.get("resid_mid")
     if point is None:
@@ -356,6 +357,6 @@ def _name_split_stream(
 
 
 def _is(held: Tensor, part: Tensor, whole: Tensor) -> bool:
-    """Whether the dump holds the part of the stream: by far nearer to it than to the whole."""
+    """Says whether the dump holds this part of the stream: it is by far nearer to it than to the whole."""
     off, other = float((held - part).norm()), float((held - whole).norm())
     return off < CLOSE * float(part.norm()) and 4 * off < other

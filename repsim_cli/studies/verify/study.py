@@ -137,7 +137,7 @@ def explain_as_quantised(
     names = {place: f"{first[place].unit.short}.{place[1]}.weight" for place in maps}
 
     def may_be_rounded(place: tuple[str, str]) -> bool:
-        """Not where the weights are the same, or what was done to them has another name."""
+        """Says whether a place may be rounded: not where its weights are the same, or its error has another name."""
         known = names[place] in theirs and theirs[names[place]].is_floating_point()
         same = known and names[place] not in places[place].tensors
         return places[place].block is not None and places[place].kind in (*OF_WEIGHTS, UNNAMED) and not same
@@ -291,7 +291,7 @@ def _measure_output_effect(candidate: nn.Module, batch: Batch, seen: Passes) -> 
 
 
 def compare_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
-    """How far two outputs of such a model are apart; of logits, by the next token too."""
+    """Measures how far two outputs of a model are apart; of logits, by the next token too. Empty for other shapes."""
     mask = batch.mask
     if got.shape[:-1] != wanted.shape[:-1]:
         return {}

@@ -9,12 +9,12 @@ AROUND = 20  # characters shown
 
 
 def find_differing(reference: Any, candidate: Any, texts: Iterable[str]) -> Difference | None:
-    """The first text that gives other ids."""
+    """Finds the first text that gives other ids; None where all give the same."""
     return find_differing_ids({text: reference(text, verbose=False)["input_ids"] for text in texts}, candidate)
 
 
 def find_differing_ids(ids: Mapping[str, list[int]], candidate: Any) -> Difference | None:
-    """The first text that gives other ids than these."""
+    """Finds the first text that gives other ids than these; None where all give them."""
     for number, (text, a) in enumerate(ids.items()):
         b = candidate(text, verbose=False)["input_ids"]
         if a == b:

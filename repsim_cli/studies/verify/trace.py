@@ -18,7 +18,7 @@ KEYS = ("query", "key", "value")
 
 
 def map_tensors(value: Any, name: str, sink: Sink) -> Any:
-    """What a module returns, each of its tensors as the sink gives it: the first under the name, others numbered."""
+    """Replaces each tensor that a module returns by what the sink gives: the first under the name, others numbered."""
     seen = 0
 
     def map_inner(inner: Any) -> Any:
@@ -90,7 +90,7 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _is_fused(root: nn.Module, name: str) -> bool:
-    """Whether the module is inside one that holds the weights of many experts: which rows it gets is a choice."""
+    """Says whether the module is inside one with the weights of many experts, which chooses the rows that it gets."""
     above = [name[:place] for place, c in enumerate(name) if c == "."]
     return any(x.ndim > 2 for path in above for x in root.get_submodule(path).parameters(recurse=False))
 

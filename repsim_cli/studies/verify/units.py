@@ -77,7 +77,7 @@ def split_into_units(model: nn.Module) -> list[ModelUnit]:
 
 
 def _name_block_list(blocks: str) -> str:
-    """Which of several lists of blocks it is: `encoder` or `decoder`, else the list's name."""
+    """Names one of several lists of blocks: `encoder` or `decoder`, else the list's own name."""
     return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
 
 

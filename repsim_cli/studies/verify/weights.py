@@ -28,8 +28,8 @@ class Tensors:
 
 
 def name_weights(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, by names without the prefix of the backbone; weights that a package keeps as integers of
-    its own as the numbers that they stand for."""
+    """Names the weights as a checkpoint does, without the prefix of the backbone. Weights that a package keeps as
+    integers of its own are the numbers that they stand for."""
     prefix = getattr(model, "base_model_prefix", "")
     return {
         name.removeprefix(f"{prefix}.") if prefix else name: _unpack_weights(x)
@@ -43,8 +43,8 @@ def _unpack_weights(x: Tensor) -> Tensor:
 
 
 def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
-    """Those of the reference and of the candidate. A row of weights that is off by less than a few roundings does not
-    differ: sums in another order do that."""
+    """Compares the tensors of the reference (a) and of the candidate (b). A row of weights that is off by less than a
+    few roundings does not differ: sums in another order do that."""
     shared = [name for name in a if name in b and _are_comparable(a[name], b[name])]
     differ = []
     for name in shared:
@@ -66,7 +66,7 @@ def compute_weight_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _are_comparable(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors may hold the same numbers: of one width, and both of real numbers or neither."""
+    """Says whether two tensors may hold the same numbers: of one width, and both of real numbers or neither."""
     return x.shape[1:] == y.shape[1:] and x.is_floating_point() == y.is_floating_point()
 
 
@@ -76,8 +76,8 @@ Named = tuple[str, str]
 def name_weight_change(
     name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor], norms: Mapping[str, float]
 ) -> Named | None:
-    """What was done to a tensor, as a kind and a sentence; None where no rule fits. norms: of the reference's tensors,
-    so that only those are looked at that may be this one."""
+    """Names what was done to a tensor, as a kind and a sentence; None where no rule fits. norms: of the reference's
+    tensors, so that only those are looked at that may be this one."""
     x, y = (side[name].detach().double().cpu() for side in (reference, candidate))
     if x.shape != y.shape or not torch.isfinite(y).all():
         return None
@@ -110,7 +110,7 @@ def _have_same_numbers(x: Tensor, y: Tensor) -> bool:
 
 
 def _name_matrix_change(x: Tensor, y: Tensor, unit: float) -> Named | None:
-    """unit: the rounding of the weights, which alone a factor may leave."""
+    """Names what was done to a matrix. unit: the rounding of the weights, which is all that a factor may leave."""
     off = (y - x).abs()
     if int((off > 1e-3 * off.max()).sum()) == 1:
         return "weight", "one of its weights is another"
@@ -137,7 +137,7 @@ def _name_matrix_change(x: Tensor, y: Tensor, unit: float) -> Named | None:
 
 
 def _is_permuted(x: Tensor, y: Tensor) -> bool:
-    """Whether the rows of y are those of x in another order."""
+    """Says whether the rows of y are those of x in another order."""
     key = torch.linspace(1, 2, x.shape[1], dtype=x.dtype)
     a, b = (rows @ key for rows in (x, y))
     return _have_same_numbers(x[a.argsort()], y[b.argsort()])
