@@ -30,7 +30,7 @@ _ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "base.errors")
 
 
 def __getattr__(name: str) -> Any:
-    """What Python programs use, imported when it is first used: the command line starts without it."""
+    """Imports what Python programs use when it is first used, so that the command line starts without it."""
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"repsim_cli.{_ROOMS[name]}"), name)

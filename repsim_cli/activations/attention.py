@@ -62,7 +62,7 @@ def slice_heads_by_layer(readings: Sequence[Reading]) -> list[slice]:
 
 
 def units(sequences: Sequences, special: Special) -> Int[np.ndarray, "N L"]:
-    """For every place, the row and column (from 0) of its sequence's map; -1 where it has none.
+    """Numbers the rows and columns of each sequence's map: for every place its row and column, from 0, or -1.
 
     Words come in order. With `keep`, every token outside words (above all those of the template) has a row as well.
     """
@@ -179,7 +179,7 @@ class _Forward:
 
     @cached_property
     def padding(self) -> float:
-        """How much of a batch may be padding."""
+        """The largest share of a batch's places that may be padding."""
 
         def flatten_maps(given: Sequences) -> list[Tensor]:
             return [heads.flatten(1) for heads in self._compute_word_maps(given)]

@@ -36,14 +36,14 @@ def measure_lengths(used: Bool[np.ndarray, "N L"]) -> Lengths:
 
 
 def count_batch_sequences(length: int, hardware: Hardware) -> int:
-    """How many sequences of this length a batch holds."""
+    """The number of sequences of this length that a batch holds."""
     if hardware.batch_tokens is None:
         return hardware.batch_size
     return min(hardware.batch_size, max(hardware.batch_tokens // max(length, 1), 1))
 
 
 def count_passes(sequences: int, length: int, hardware: Hardware) -> int:
-    """Forward passes of so many sequences of this length."""
+    """The number of forward passes that so many sequences of this length take."""
     return -(-sequences // count_batch_sequences(length, hardware))
 
 

@@ -102,7 +102,7 @@ def save_output(output: Any, file: Path, stream: torch.dtype | None) -> None:
 
 
 def restore_output(file: Path, device: torch.device) -> Any:
-    """What `save_output` wrote, memory-mapped where the device is the CPU."""
+    """Reads what `save_output` wrote, memory-mapped where the device is the CPU."""
     with safetensors.safe_open(file, framework="pt") as opened:
         form = opened.metadata()
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
@@ -198,7 +198,8 @@ class _BlockPass:
         return f"{what}-{self.sign}-{number:04d}"
 
     def behind(self, number: int) -> dict[str, int]:
-        """By the path of each stack, its last block before a step, whose stream that step needs."""
+        """Finds the last step before step `number` in each stack of blocks, by the stack's path: that step needs its
+        stream."""
         last = {}
         for i, step in enumerate(self.steps[:number] if number < len(self.steps) else ()):
             if step.block != END:
@@ -206,7 +207,7 @@ class _BlockPass:
         return last
 
     def count_done(self) -> int:
-        """How many steps need not be run again."""
+        """Counts the steps that need not be run again."""
         whole = 0
         for number, step in enumerate(self.steps, 1):
             if step.points and self.name("rows", number - 1) not in self.entry.files:
@@ -234,7 +235,7 @@ class _BlockPass:
 
     @contextmanager
     def _load(self, rest: nn.Module, block: str) -> Iterator[None]:
-        """The block is in its place while the context lasts."""
+        """Puts the block with its weights in its place while the context lasts."""
         if block == END:
             yield
             return

@@ -91,8 +91,8 @@ def _hooks(
     modules: Mapping[str, Any],
     keep: Callable[[HookPoint, Point, Any], None],
 ) -> Iterator[Watch | None]:
-    """Keeps what passes at hook points while the context lasts; what must be entered around a pass where attention
-    modules are read."""
+    """Keeps what passes at hook points while the context lasts. Yields what a pass must run inside of where attention
+    modules are read, else None."""
     watch = Watch()
     attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
     handles = []
@@ -116,7 +116,7 @@ def _hooks(
 
 
 def _make_mask_inputs(model: Any, source: Source, inputs: Tensor, mask: Bool[Tensor, "b s"]) -> dict[str, Tensor]:
-    """What the model is given beside its inputs, by name: the mask, and what its decoder reads."""
+    """Makes what the model is given beside its inputs, by name: the mask, and what its decoder reads."""
     given: dict[str, Tensor] = {}
     if source.modality in MASKED:
         given["attention_mask"] = mask.long()
@@ -195,8 +195,8 @@ def find_output_shapes(source: Source, points: Sequence[HookPoint]) -> dict[Hook
 
 
 def _arrange_by_position(x: Tensor, inputs: torch.Size) -> Tensor:
-    """(batch, position, features) of what a module computes for all tokens of a batch in one list, or of the maps
-    (batch, features, height, width) of an image model, row by row."""
+    """Arranges as (batch, position, features) what a module computes for all tokens of a batch in one list, or the
+    maps (batch, features, height, width) of an image model, row by row."""
     if len(inputs) == 4 and x.ndim == 4:
         return x.flatten(2).transpose(1, 2)
     tokens = len(inputs) == 2 and x.ndim == 2 and inputs[1] > 1 and len(x) == inputs.numel()

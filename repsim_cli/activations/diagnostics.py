@@ -34,7 +34,10 @@ class FeatureSpread(NamedTuple):
 
 
 def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
-    """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
+    """Measures how the variance of a layer is spread over features, rows and directions; None where all rows are equal.
+
+    Sums along rows or features are in the precision of x, sums of these in float64.
+    """
     n, size = len(x), _find_largest_magnitude(x)
     few = n <= min(x.shape[1], FEWER)
     scale = 1.0 if 1e-10 < size < 1e10 else size or 1.0  # squares are numbers in float32
@@ -64,8 +67,8 @@ def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
 def estimate_participation_ratio(
     norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int
 ) -> float | None:
-    """(tr C)^2 / tr C^2 of the covariance matrix C of all rows that there might be, from 1 (a single direction) to the
-    number of features; None for fewer than four rows.
+    """Estimates (tr C)^2 / tr C^2 of the covariance matrix C of all rows that there might be: from 1 (a single
+    direction) to the number of features; None for fewer than four rows.
 
     Both parts are means over differences u, v of two pairs of four different rows, of |u|^2 |v|^2 and of (u'v)^2, so
     neither is biased by the number of rows. The ratio of the sample's own covariance matrix is at most that number.

@@ -266,5 +266,5 @@ def _pick_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -
 
 
 def _pick_map(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
-    """(batch, query, key) of (batch, heads, query, key)."""
+    """Takes the map (batch, query, key) of a head from (batch, heads, query, key)."""
     return pick(value, fused_heads)[:, head]

@@ -30,7 +30,7 @@ OTHER = {"text": "a different vocabulary", "images": "a different grid of patche
 
 
 def name_errors(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
-    """The value of the step; its errors name the model."""
+    """The value of the step, whose errors then name the model."""
     try:
         return step(*arguments)
     except BadInput as error:
@@ -84,7 +84,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
 
 
 def share_tokens(live: Mapping[str, Source]) -> bool:
-    """Whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
+    """Tells whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
     first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
     return not any(_have_different_vocabularies(first, other) for other in others)
 
@@ -141,7 +141,7 @@ def _check_beginning(text: str, live: Mapping[str, Source], tokenizers: Mapping[
 
 
 def count_special(sequences: Sequences, tokenizer: Any) -> dict[str, int]:
-    """How often each special token of the tokenizer stands in the text; none where the input is no text."""
+    """Counts the special tokens of the tokenizer that stand in the text, by their spelling; empty for other input."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     special = {token: str(name) for token, name in added.items() if name.special}
     if not special:
@@ -196,7 +196,7 @@ def _pair_by_id(
     extract: Extract,
     warn: Callable[[str], None],
 ) -> list[Reading]:
-    """As `pair_rows`, of stored activations whose rows have ids."""
+    """Pairs rows as `pair_rows` does, where rows of stored activations have ids."""
     keyed = {r.label: r.source for r in readings if isinstance(r.source, PrecomputedIds)}
     without = [r.label for r in readings if isinstance(r.source, Precomputed) and r.label not in keyed]
     if not keyed:
@@ -249,7 +249,7 @@ def _group_by_document(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def _reorder(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
-    """These rows of stored activations; those without ids have their numbers as such."""
+    """The stored activations with these rows in this order; rows without ids get their numbers as ids."""
     assert isinstance(source, Precomputed)
     if not isinstance(source, PrecomputedIds):
         numbered = [str(number) for number in range(source.rows)]
@@ -284,7 +284,7 @@ def _list_first(ids: Sequence[str]) -> str:
 
 
 def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
-    """What the manifest says about the data, and the warnings that its reader gets."""
+    """Describes the data for the manifest, with the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
     count, rows, given = (
         len(sample.inputs),
@@ -340,7 +340,7 @@ def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -
 
 
 def _identify_tokenizer(tokenizer: Any) -> Any:
-    """Equal for tokenizers that do the same; None where this cannot be determined."""
+    """A value that is equal for tokenizers that do the same; None where this cannot be determined."""
     if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
     template = tokenizer.chat_template if isinstance(tokenizer, Chat) else None
@@ -348,14 +348,17 @@ def _identify_tokenizer(tokenizer: Any) -> Any:
 
 
 def _have_different_vocabularies(a: Any, b: Any) -> bool:
-    """In a dry run, published models are compared by the names of their tokenizers; a name and a file are not."""
+    """Tells whether two tokenizers have different vocabularies.
+
+    Published models are compared in a dry run by the names of their tokenizers; a name is never compared with a file.
+    """
     if isinstance(a, Vocabulary) != isinstance(b, Vocabulary):
         return False
     return _read_vocabulary(a) != _read_vocabulary(b)
 
 
 def _read_vocabulary(tokenizer: Any) -> Any:
-    """What two models must share for their tokens (or patches) to be the same."""
+    """Reads what must be equal in two tokenizers for their tokens (or patches) to be the same."""
     if isinstance(tokenizer, Numbers | Vocabulary):
         return tokenizer
     return tokenizer.patches if isinstance(tokenizer, Patches) else tokenizer.get_vocab()

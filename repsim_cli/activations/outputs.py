@@ -51,7 +51,7 @@ def _compute_batch_logits(model: nn.Module, given: Sequences, segments: bool) ->
 
 
 def limit_output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) -> float:
-    """How much of a batch may be padding without a change of the outputs."""
+    """The largest share of a batch's places that may be padding without a change of the outputs."""
 
     def compute_token_logits(given: Sequences) -> list[Tensor]:
         logits = _compute_batch_logits(model, given, segments)

@@ -11,8 +11,8 @@ Places = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
 
 
 def mark_read_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
-    stand for them. Of pooled rows: those that are pooled, never padding or what is skipped (unless nothing else is
+    """Marks the places that are read. Tokens: only those of documents (`drop`), or all (`keep`). Words: the pieces that
+    stand for them. Pooled rows: the places that are pooled, never padding or what is skipped (unless nothing else is
     there: such a row is left out)."""
     if extract.unit in WORDS:
         return _find_word_pieces(sequences)[extract.piece]
@@ -35,7 +35,7 @@ def _drop_skipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool
 
 
 def _find_word_pieces(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
-    """The last, the first and all pieces of words."""
+    """Marks the places of the last, the first and all pieces of words, by `extract.piece`."""
     word = sequences.word
     assert word is not None, "extract.unit=word needs sequences that say of which word each token is"
     pieces = word >= 0
@@ -50,14 +50,14 @@ def _find_word_pieces(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]
 
 
 def mark_row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """One place for every row that models give, unless rows are pooled sequences."""
+    """Marks one place for every row that models give, unless rows are pooled sequences: then all that are pooled."""
     if extract.unit in WORDS and extract.piece == "mean":
         return _find_word_pieces(sequences)["first"]
     return mark_read_places(sequences, extract)
 
 
 def count_given_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows models give for each sequence: its places or words, or one if any place is pooled."""
+    """Counts the rows that models give for each sequence: its places or words, or one if any place is pooled."""
     places = mark_row_places(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
@@ -73,7 +73,7 @@ def order_places(sequences: Sequences, places: Bool[np.ndarray, "N L"], extract:
 
 
 def _of_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """As `mark_row_places`, of the rows of the run."""
+    """Marks places as `mark_row_places` does, without those of rows that the run leaves out."""
     places = mark_row_places(sequences, extract)
     return places if sequences.left_out is None else places & ~sequences.left_out
 
@@ -105,13 +105,13 @@ def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
 
 
 def count_kept_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows of the run each sequence gives: those of `count_given_rows` that no model leaves out."""
+    """Counts the rows of the run from each sequence: those of `count_given_rows` that no model leaves out."""
     places = _of_run(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
 
 def mark_kept_rows(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] | None:
-    """Of every row that models give, whether it is a row of the run; None: all are."""
+    """Marks the rows that models give and that are rows of the run; None: all are."""
     if sequences.left_out is None:
         return None
     places = mark_row_places(sequences, extract)
@@ -163,8 +163,8 @@ def list_row_tokens(sequences: Sequences, extract: Extract, before: bool = False
 
 
 def list_row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
-    """Which token every row of the run is of, or which word (by all of its pieces), in row order; None of pooled rows
-    and images."""
+    """Lists the token of every row of the run, or a number for its word (equal where all pieces are), in row order;
+    None for pooled rows and images."""
     if extract.unit not in ("token", *WORDS) or sequences.inputs.ndim != 2:
         return None
     if extract.unit == "token":
@@ -177,7 +177,7 @@ def list_row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarra
 
 
 def list_row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[str, list[str]]:
-    """By name, what the columns of the data say of every row of the run, in row order: of its example or its word."""
+    """Lists the labels of every row of the run, those of its example or its word, in row order, by name."""
     if sequences.example is None:
         return {}
     examples = list_row_examples(sequences, extract)
@@ -189,7 +189,8 @@ def list_row_properties(data: Data, sequences: Sequences, extract: Extract) -> d
 
 
 def mark_row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
-    """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
+    """Marks every row of the run that is the first of its document or sequence: DOCUMENT + SEQUENCE of `segments.py`,
+    one of them, or 0."""
     if extract.unit not in ("token", *WORDS):
         return np.full(count_kept_rows(sequences, extract).sum(), BOTH)
     places = _of_run(sequences, extract)
@@ -204,7 +205,7 @@ def mark_row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarra
 
 
 def _begins_in_sequence(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
-    """Whether the document of the first row of each sequence begins in it, at that row or before."""
+    """Tells for each sequence whether the document of its first row begins in it, at that row or before."""
     at = first.argmax(1)[:, None]
     same = sequences.document == np.take_along_axis(sequences.document, at, 1)
     before = np.arange(first.shape[1]) <= at
@@ -212,7 +213,7 @@ def _begins_in_sequence(sequences: Sequences, first: Bool[np.ndarray, "N L"]) ->
 
 
 def have_same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
-    """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
+    """Tells whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
     if not np.array_equal(count_given_rows(a, extract), count_given_rows(b, extract)):
         return False
     if extract.unit in WORDS:

@@ -49,7 +49,7 @@ class Reading:
 
     @property
     def eager(self) -> bool:
-        """Whether attention maps are read, which fused attention does not give."""
+        """Tells whether attention maps are read, which fused attention does not give."""
         return any(point.kind in ATTENTION for point in self.points)
 
 
@@ -71,12 +71,12 @@ def assign_devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
 
 
 def choose_loading(hardware: Hardware, device: str) -> Loading:
-    """How a run loads a model of this device."""
+    """The way in which a run loads a model for this device."""
     return Loading(dtype=getattr(torch, hardware.dtype), device=device, spread=find_spread(hardware))
 
 
 def plan_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
-    """What is read from each model, in order. Raises BadInput (key path first) before any weight loads."""
+    """Plans what is read from each model, in order. Raises BadInput (key path first) before any weight loads."""
     chosen = []
     for label, source in models.items():
         if isinstance(source, Precomputed):
@@ -104,8 +104,8 @@ def plan_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Rea
 
 
 def _allows_own_places(source: Source, extract: Extract) -> bool:
-    """Whether layers of an image model may have places of their own: where the places of an image become one row, whose
-    length is known before the run."""
+    """Tells whether layers of an image model may have places of their own: where the places of an image become one row,
+    whose length is known before the run."""
     sized = hasattr(getattr(source.skeleton, "config", None), "image_size")
     return extract.unit == "mean" or (extract.unit == "sequence" and sized)
 

@@ -69,7 +69,7 @@ def _explain_nothing_left(rows: int, extract: Extract) -> str:
 
 
 def _mark_skipped_rows(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:
-    """Of every row that the model gives, whether it skips it; of pooled ones, whether no place is left."""
+    """Marks the rows that the model gives and that it skips: pooled rows where no place is left."""
     places, skip = mark_row_places(sequences, extract), sequences.skip
     assert skip is not None
     if extract.pooled:

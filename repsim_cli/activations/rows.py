@@ -153,7 +153,7 @@ class Forward:
 
     @cached_property
     def padding(self) -> float:
-        """How much of a batch may be padding."""
+        """The largest share of a batch's places that may be padding."""
         once = partial(self._read_layers, where="a sequence of medium length")
         padding = limit_padding(once, self.sequences, self.lengths, self.weights.dtype)
         if not padding:

@@ -120,7 +120,7 @@ def _group_stretches(chosen: Int[np.ndarray, " c"], kind: np.ndarray, codes: np.
 
 
 def _find_stretches(documents: Int[np.ndarray, " n"], beginnings: Int[np.ndarray, " n"]) -> Int[np.ndarray, "s 4"]:
-    """(document, first row, number of rows, kind of beginning) of every stretch that begins in this batch."""
+    """Finds every stretch that begins in this batch: (document, first row, number of rows, kind of beginning)."""
     first = beginnings > 0
     first[1:] |= documents[1:] != documents[:-1]
     first[:1] = True

@@ -135,7 +135,7 @@ def _register_functions(given: Any) -> Any:
 
 
 def read_names(key: str, given: Any) -> list[str]:
-    """One name, or several. Raises BadInput for what are none."""
+    """Reads one name, or several. Raises BadInput for what are no names."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
         raise BadInput(f"{key}: not names, got {given!r:.60}; give a list of text")
@@ -163,7 +163,7 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
 
 @contextmanager
 def hold() -> Any:
-    """What is held in memory inside is let go at the end."""
+    """Forgets, when it ends, the models and texts in memory that were held inside."""
     before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
     try:
         yield
@@ -182,7 +182,7 @@ def _record_module_activations(
     documents: Sequence[Any] | None,
     batch_size: int,
 ) -> dict[str, Precomputed]:
-    """The activations of torch modules on batches, by label; of none where no module reads batches.
+    """Records the activations of torch modules on batches, by label; empty where no module reads batches.
 
     Raises BadInput where there are modules and no batches.
     """

@@ -48,7 +48,7 @@ class NamedModel:
 
 
 def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
-    """Raises BadInput where it is no model that runs."""
+    """Finds the model that is given: an open one, or one by name. Raises BadInput where it is no model that runs."""
     module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(module, nn.Module):
         where = str(getattr(module, "name_or_path", "") or "")
@@ -77,7 +77,7 @@ def make_hardware(by_block: str, memory_gb: float | None) -> Hardware:
 
 
 def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
-    """Both sides, what is named of them loaded: whole, or by block where they say or need so."""
+    """Loads the sides that are models by name: whole, or by block where `hardware` or memory ask for it."""
     named = [each for each in (first, second) if isinstance(each, NamedModel)]
     others = [each for each in (first, second) if isinstance(each, Saved | Dump)]
     if hardware.by_block == "always" and (others or not named):
@@ -132,7 +132,7 @@ def _load_whole(source: Source) -> nn.Module:
 
 
 def _open_on_disk(source: Source, *, bare: bool = False) -> OnDisk:
-    """The same, of which parts are loaded. bare: the backbone alone."""
+    """Opens the same model, of which parts are loaded when they run. bare: the backbone alone."""
     backbone: Any = source.skeleton
     for auto in () if bare else _list_head_classes(source):
 

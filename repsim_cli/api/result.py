@@ -54,7 +54,7 @@ class Result:
 
     @property
     def answers(self) -> list[tuple[str, str]]:
-        """What the run says in sentences, and of whom: where two models are the same and first differ."""
+        """The sentences of the run, each after whom it is about: where two models are the same, and first differ."""
         return self.results.answers
 
     @property
@@ -62,7 +62,8 @@ class Result:
         return list(self.manifest["warnings"])
 
     def matrix(self, first: str, second: str | None = None, measure: str | None = None) -> LabelledMatrix:
-        """Of all layers of two models; of one with itself without `second`; under the first measure by default.
+        """The similarity of all layers of two models (without `second`, of one with itself), by default under the first
+        measure.
 
         Raises BadInput for a model or measure that the run does not have.
         """
@@ -73,8 +74,8 @@ class Result:
         return LabelledMatrix(values.T, columns.layers, rows.layers)
 
     def chance(self, first: str, second: str | None = None, measure: str | None = None) -> Chance | None:
-        """What two models give by chance, as the lowest, median and highest cell: the mean over random pairings of
-        documents, or of rows that do not depend on each other. None where it is not known.
+        """The similarity that two models have by chance, as the lowest, median and highest cell: the mean over random
+        pairings of documents, or of rows that do not depend on each other. None where it is not known.
 
         Raises BadInput as `matrix` does.
         """
@@ -83,7 +84,7 @@ class Result:
         return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0))[0]
 
     def _matrix(self, first: str, second: str | None, measure: str | None) -> Matrix:
-        """That of two models; of a symmetric measure in either order."""
+        """Finds the matrix of two models, in either order where the measure is symmetric."""
         second, measured = first if second is None else second, self._find_measure(measure)
         orders = [(first, second), (second, first)] if measured.card["symmetric"] else [(first, second)]
         for order in orders:
@@ -114,7 +115,7 @@ class Result:
     def closest_numbers(
         self, first: str, second: str, measure: str | None = None
     ) -> tuple[str, str, dict[str, float | None]]:
-        """The same with all numbers of this pair of layers, by quantity."""
+        """The closest layers as `closest` finds them, with all numbers of this pair, by quantity."""
         matrix = self._matrix(first, second, measure)
         cells = {what: self._array(path) for what, path in matrix.cells.items()}
         found = reader.find_closest_cell(self._find_measure(measure), matrix, cells)
@@ -180,7 +181,7 @@ class Result:
         return f"<repsim result of {models} by {', '.join(self.measures)}; {len(self.warnings)} warnings>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the means by pair of models, the warnings, and the first map."""
+        """The HTML that a notebook shows: the means by pair of models, the warnings, and the first map."""
         import html
 
         frame = self.frame()

@@ -134,7 +134,7 @@ def _identify_side(side: "OpenedModel | Dump") -> Mapping[str, Any]:
 
 
 def _read_dump(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | None:
-    """Stored activations; None where it is none. Raises BadInput where they cannot be read."""
+    """Reads stored activations; None where something else is given. Raises BadInput where they cannot be read."""
     settings: dict[str, Any] = {"layer_ids": layer_ids}
     if isinstance(given, Mapping) and given.get("kind") == "precomputed" and "path" in given:
         settings |= {name: value for name, value in given.items() if name not in ("kind", "path")}
@@ -237,7 +237,7 @@ def _compare_dumps(
 
 
 def _list_prompts(texts: Texts) -> list[str]:
-    """Of a file, its lines."""
+    """Lists the texts that are not empty: the lines of a file, or those that are given."""
     given = "\n".join(_read_texts(texts)).splitlines() if isinstance(texts, str | os.PathLike) else _read_texts(texts)
     return [text for text in given if text]
 
@@ -269,7 +269,7 @@ def _compare_with_file(first: Saved, second: OpenedModel, progress: Progress) ->
 
 
 def _match_heads(first: OpenedModel, second: OpenedModel) -> tuple[tuple[InMemory, InMemory], list[str]]:
-    """Both with a head, or both without where one has none."""
+    """Makes both sides have a head, or both none where one has none; notes what is not compared then."""
     bare = [getattr(each.model, "base_model", each.model) is each.model for each in (first, second)]
     if bare[0] == bare[1]:
         return (first.side, second.side), []
@@ -285,7 +285,7 @@ def _make_common_batches(
     shape: inputs.InputShape,
     other: inputs.InputShape,
 ) -> tuple[list[Batch], Any]:
-    """The inputs, or the difference of the tokenizers."""
+    """Makes the inputs, or says how the tokenizers differ."""
     both = replace(
         shape,
         vocabulary=min(shape.vocabulary, other.vocabulary),

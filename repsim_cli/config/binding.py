@@ -53,7 +53,7 @@ def validate_values(schema: type[BaseModel], given: Fields) -> Any:
 
 
 def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
-    """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
+    """Writes pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
     for _, of_one in groupby(error.errors(include_url=False), key=_place):
         problem, *others = of_one  # of a number of several kinds, what each asks for
         path = ".".join(part for part in map(str, problem["loc"]) if not part.startswith(("literal[", "list[", KIND)))
@@ -72,7 +72,7 @@ def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
 
 
 def _place(problem: Any) -> tuple[Any, ...]:
-    """Where a problem is: where a number may be of several kinds, at the number."""
+    """The path of a problem, which is that of the number itself where a number may be of several kinds."""
     parts = problem["loc"]
     return parts[:-1] if str(parts[-1]).startswith(KIND) else parts
 
@@ -165,7 +165,7 @@ def bind(problems: list[str], path: str, function: Callable[..., Any], given: Fi
 def bind_component(
     problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[RegistryEntry], Callable[..., Any]]
 ) -> Any:
-    """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
+    """Binds `{kind: NAME, **keywords}`: calls NAME's function with the keywords."""
     if isinstance(entry, dict) and (dotted := _find_dotted(path, entry)):
         group, _, label = dotted.partition(".")
         problems.append(

@@ -157,7 +157,7 @@ def drop_hydra_keys(config: Any) -> Any:
 
 
 def _is_readable_override(word: str) -> bool:
-    """Whether Hydra's grammar has such an override."""
+    """Tells whether Hydra's grammar has such an override."""
     try:
         OverridesParser.create().parse_override(word)
     except (HydraException, ValueError, RecursionError):
@@ -167,7 +167,7 @@ def _is_readable_override(word: str) -> bool:
 
 @contextmanager
 def convert_hydra_errors(words: list[str]) -> Iterator[None]:
-    """Hydra's errors, and those that it raises for overrides that make no sense, as BadInput."""
+    """Turns Hydra's errors, and those that it raises for overrides that make no sense, into BadInput."""
     try:
         yield
     except RecursionError:

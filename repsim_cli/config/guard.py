@@ -143,7 +143,7 @@ def close_environment() -> None:
 
 
 def _read_own_variable(name: str, default: Any = None, *, _node_: Any) -> str | None:
-    """`oc.env` of the package's own places alone."""
+    """Reads a variable of the environment for `oc.env`, in the package's own places alone."""
     if name not in VARIABLES or not str(_node_._get_full_key(None)).startswith("hydra."):
         raise InterpolationResolutionError(f"a variable of the environment, got {name}, which a run does not read")
     return os.environ.get(name, default)

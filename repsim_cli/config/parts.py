@@ -60,7 +60,7 @@ def _suggest_offline_run(name: str) -> str:
 
 
 def find_misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
-    """Series of checkpoints where a study takes models, and models where it takes series."""
+    """Finds series of checkpoints where a study takes models, and models where it takes series."""
     from repsim_cli.models.source import Series
 
     for label, model in models.items():
@@ -77,7 +77,7 @@ def find_misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator
 
 
 def say_unread_points(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
-    """Hook points of single models where a study reads the same ones of all."""
+    """Says which models have hook points of their own where a study reads the same ones of all."""
     if "extract" in inspect.signature(study).parameters and not study.fixed_points:
         return
     for label, entry in entries.items():

@@ -137,7 +137,7 @@ class RunConfig:
         return [label for label in self.keys.measure if taken and label not in self.skipped]
 
     def plan(self) -> Fields:
-        """What the run would do."""
+        """Plans what the run would do."""
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
         notes = {"notes": list(self.notes)} if self.notes else {}
         if self.study is not None:
@@ -285,7 +285,7 @@ def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extra
 
 
 def _record(given: Any, bound: Any) -> Any:
-    """Bound settings as plain values, defaults among them; entries of data as they were given."""
+    """The bound settings as plain values, defaults among them; entries of data as they were given."""
     from repsim_cli.data.base import Data
 
     if isinstance(bound, Data):
@@ -297,7 +297,7 @@ def _record(given: Any, bound: Any) -> Any:
 
 
 def _keep_texts(given: Any) -> list[str]:
-    """Of a list its texts: anything else is a problem of the run's keys already."""
+    """The texts of a list. Anything else is reported as a problem of the run's keys already."""
     return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
 
 

@@ -38,7 +38,7 @@ def drop_claims(words: list[str]) -> list[str]:
 
 
 def split_words(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Hydra's flags (by their long names, with their values) and the overrides."""
+    """Splits words into Hydra's flags (by their long names, with their values) and the overrides."""
     flags: dict[str, str | None] = {}
     overrides: list[str] = []
     remaining = iter(words)

@@ -92,7 +92,8 @@ def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> I
 
 
 def alter_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
-    """Each alteration draws from a generator of its own, so that none changes what another draws."""
+    """Alters images: noise, a coloured dot as a shortcut, random labels. Each alteration draws from a generator of its
+    own, so that none changes what another draws."""
     values, codes = pixels.values.astype(np.float64), pixels.codes
     for_noise, for_dots, for_labels = np.random.default_rng(how.seed).spawn(3)
     count, channels = values.shape[0], values.shape[3]
@@ -125,7 +126,8 @@ def make_label_colours(labels: int) -> Float[np.ndarray, "labels 3"]:
 
 
 def add_word_noise(words: Words, share: float, random: Random) -> Words:
-    """Every word is altered in this share of the cases; at least one word is left.
+    """Alters each word with the probability `share`: drops it, swaps it with the one before, or puts a random word of
+    the text in its place or before it. At least one word is left.
 
     >>> add_word_noise("a film that never bores".split(), 0.0, Random(0))
     ['a', 'film', 'that', 'never', 'bores']

@@ -81,7 +81,7 @@ class Sequences:
 
     @property
     def of_one(self) -> bool:
-        """Whether all text is of one document."""
+        """Tells whether all text is of one document."""
         return len(np.unique(self.document[self.text])) == 1
 
     def take(self, rows: slice | Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
@@ -127,12 +127,12 @@ class Data(ABC):
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What models of it may read."""
+        """The modalities of the models that may read it."""
         return frozenset({self.modality})
 
     @property
     def spanned(self) -> bool:
-        """Whether it marks spans in its texts."""
+        """Tells whether it marks spans in its texts."""
         return False
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Data(ABC):
         """The sequences for a model with this tokenizer. Raises BadInput for data that cannot be used."""
 
     def packs(self, extract: Extract) -> bool:
-        """Whether documents are joined and cut into sequences, whose ends then depend on the tokenizer."""
+        """Tells whether documents are joined and cut into sequences, whose ends then depend on the tokenizer."""
         return self.running and not self.chat and extract.unit in ("token", "sequence")
 
     def sentences(self) -> list[list[str]]:
@@ -151,7 +151,7 @@ class Data(ABC):
         )
 
     def labels_of_examples(self) -> dict[str, list[str]]:
-        """By what they say, the labels of all examples; `Sequences.example` is an index into each list."""
+        """The labels of all examples, by the name of what they say; `Sequences.example` is an index into each list."""
         return {}
 
     def ids_of_examples(self) -> list[str] | None:
@@ -159,7 +159,7 @@ class Data(ABC):
         return None
 
     def labels_of_words(self) -> dict[str, list[list[str]]]:
-        """By what they say, the labels of all words of `sentences`."""
+        """The labels of all words of `sentences`, by the name of what they say."""
         return {}
 
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:

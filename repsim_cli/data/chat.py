@@ -99,8 +99,8 @@ class Chat:
         return RenderedChat(rendered, spans, texts)
 
     def _locate(self, turn: RenderedChat, ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which text each token is of, and its characters there. A token that also covers characters of the template
-        is of the text if those are white space."""
+        """Finds the text that each token is of, and its characters there. A token that also covers characters of the
+        template is of the text if those are white space."""
         part, places = np.full(len(ids), TEMPLATE), np.zeros((len(ids), 2), int)
         limits = len(self.before), len(turn.rendered) - len(self.after)
         for number, (begin, end) in enumerate(turn.spans):
@@ -116,7 +116,7 @@ class Chat:
 
 
 def _cut(part: np.ndarray, most: int) -> np.ndarray:
-    """Which tokens are kept where there are too many: all of the template, and of the longer text the first ones."""
+    """Marks the tokens to keep where there are too many: all of the template, and of the longer text the first ones."""
     kept = np.ones(len(part), bool)
     for _ in range(max(len(part) - most, 0)):
         counts = [(kept & (part == text)).sum() for text in (FIRST, SECOND)]

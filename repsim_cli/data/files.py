@@ -120,7 +120,7 @@ Lines = list[tuple[int, list[str]]]
 
 
 def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None = None) -> Lines:
-    """(line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
+    """Reads (line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
 
     The way of reading it is the first that gives every line as many fields as the first line has, the names of columns
     among them; else the one that gives most lines so many.
@@ -186,7 +186,7 @@ def read_json_file(file: Path) -> dict[str, Any]:
 
 
 def read_saved(folder: Path) -> Any:
-    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
+    """Reads what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
     documents = (("state.json", "_data_files"), ("dataset_dict.json", "splits"))
     for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
         for named in read_json_file(file).get(key) or ():
@@ -201,8 +201,8 @@ def read_saved(folder: Path) -> Any:
 
 
 def decode_cell(value: Any, where: str, column: Any) -> Any:
-    """What a cell holds; bytes, as which parquet files may keep text, as the text that they are. Raises BadInput for
-    other bytes."""
+    """The value of a cell, and text where it is bytes, as which parquet files may keep text. Raises BadInput for other
+    bytes."""
     if not isinstance(value, bytes):
         return value
     try:
@@ -249,7 +249,7 @@ def _read_archive_array(file: Path, archive: Any, name: str) -> Any:
 
 
 def read_npz_arrays(file: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file. Nothing is unpickled."""
+    """Reads all arrays of an .npz file. Nothing is unpickled."""
     with (
         refuse(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
         zipfile.ZipFile(file),  # what is no archive, numpy would take for a pickle

@@ -162,7 +162,7 @@ class Examples(Data):
         return replace(self, read=lambda: iter(once()))
 
     def examples(self) -> tuple[list[Example], dict[str, int]]:
-        """All examples, which `Sequences.example` numbers, and how many are left out, by reason."""
+        """Reads all examples, which `Sequences.example` numbers, and counts those that are left out, by reason."""
         examples: list[Example] = []
         dropped: dict[str, int] = {}
         for example in self.read():
@@ -177,8 +177,8 @@ class Examples(Data):
         return examples, dropped
 
     def labels_of_examples(self) -> dict[str, list[str]]:
-        """`label`, of tables `group`, of data in the style of HANS `heuristic` and `subcase`; without what some example
-        lacks."""
+        """The labels of all examples by name: `label`, of tables `group`, of data in the style of HANS `heuristic` and
+        `subcase`; without what some example lacks."""
         examples, _ = self.examples()
         tags = {name: [getattr(example, name) for example in examples] for name in ("label", "group", *TAGS)}
         return {name: labels for name, labels in tags.items() if None not in labels}

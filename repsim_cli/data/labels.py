@@ -27,14 +27,14 @@ class Scoring:
     data: Int[np.ndarray, " d"]
 
     def correct(self, answers: Int[np.ndarray, " N"], codes: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-        """Whether each answer, a label of the model, has the class of the data's label."""
+        """Marks the answers, which are labels of the model, that have the class of the data's label."""
         return self.model[answers] == self.data[codes]
 
 
 def match_labels(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
-    """Labels are matched by name, in any order; a model may have labels that the data lacks. Between three-way and
-    two-way entailment, the answers `neutral` and `contradiction` count as `non-entailment`; the answer is the largest
-    of the three logits, as HANS is scored.
+    """Matches the labels of model and data by name, in any order; a model may have labels that the data lacks. Between
+    three-way and two-way entailment, the answers `neutral` and `contradiction` count as `non-entailment`; the answer is
+    the largest of the three logits, as HANS is scored.
 
     who: for the error message. Raises BadInput where names do not match.
     """

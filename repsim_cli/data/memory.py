@@ -45,7 +45,7 @@ def _check(given: Iterable[str]) -> None:
 
 
 def wrap_texts(given: Sequence[str]) -> Text:
-    """Each text is a document."""
+    """Makes data of texts in memory, each a document."""
     _check(given)
 
     def documents() -> Generator[str, None, None]:
@@ -55,7 +55,7 @@ def wrap_texts(given: Sequence[str]) -> Text:
 
 
 def label_texts(given: Sequence[tuple[str, str]]) -> Examples:
-    """(text, label) pairs; the labels in the order of their first occurrence."""
+    """Makes data of (text, label) pairs in memory; labels are in the order of their first occurrence."""
     _check(f"{text} {label}" for text, label in given)
     names = tuple(dict.fromkeys(label for _, label in given))
 

@@ -19,7 +19,7 @@ class Numbers(NamedTuple):
 
 
 def list_number_pairs(numbers: int) -> Int[np.ndarray, "n 2"]:
-    """(0, 0), (0, 1), ... : row numbers * a + b is (a, b)."""
+    """Lists the pairs (0, 0), (0, 1), ...: row `numbers * a + b` is (a, b)."""
     return np.indices((numbers, numbers)).reshape(2, -1).T
 
 

@@ -48,7 +48,7 @@ def is_offline() -> bool:
 
 @contextmanager
 def stay_offline() -> Iterator[None]:
-    """Inside, only what was downloaded before is read."""
+    """Lets only what was downloaded before be read inside."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
@@ -67,13 +67,13 @@ def check_hub() -> None:
 
 
 def must_use_downloads() -> bool:
-    """Whether the hub's library has to use what it downloaded before."""
+    """Tells whether the hub's library has to use what it downloaded before."""
     return is_offline() or say_why_unreachable() is not None
 
 
 @functools.cache
 def say_why_unreachable() -> str | None:
-    """Why the hub cannot be reached, determined once per process; None where it can, or where a proxy is used."""
+    """Says why the hub cannot be reached, tried once per process; None where it can, or where a proxy is used."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     if urllib.request.getproxies():
         return None
@@ -86,7 +86,7 @@ def say_why_unreachable() -> str | None:
 
 @contextmanager
 def reach(where: str) -> Iterator[None]:
-    """Errors inside mean that `where` cannot be read."""
+    """Turns errors inside into one that says that `where` cannot be read."""
     import datasets.exceptions
 
     library = (ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError)

@@ -178,7 +178,7 @@ def _draw_nli_pairs(
 
 
 def _draw_unseen(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:
-    """draw(random, number) for every number, repeated until the premise belongs to the split."""
+    """Draws an example for every number by draw(random, number), repeated until the premise belongs to the split."""
     random = Random(seed)
     for number in range(examples):
         example = draw(random, number)

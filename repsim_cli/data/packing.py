@@ -146,7 +146,7 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
 
 
 def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
-    """(document, whether it begins here, place of its first token here, tokens).
+    """Yields (document, whether it begins here, place of its first token here, tokens).
 
     Long documents come in pieces, so that memory and time depend on the pool alone.
     """

@@ -36,7 +36,7 @@ def read_file_records(
 
 
 def _split_table_lines(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields): comma-separated with quotes, or tab-separated with quotes kept."""
+    """Yields (line number, fields): comma-separated with quotes, or tab-separated with quotes kept."""
     with lines_of(file) as lines:
         if quoted:
             reader = csv.reader(lines)

@@ -89,7 +89,7 @@ def table(  # noqa: PLR0913 - keys of YAML
 
 
 def _make_row_examples(rows: Iterator[Row], columns: dict[str, Column]) -> Iterator[Example | str]:
-    """Every example, or the reason why it is left out."""
+    """Yields the example of each row, or the reason why it is left out."""
     for row in rows:
         if row.fields is None:
             yield "missing or surplus columns"
@@ -129,7 +129,7 @@ def open_table(
     split: str,
     subset: str | None,
 ) -> tuple[str, Iterator[Row]]:
-    """What the results call the table, and its rows."""
+    """Opens a table: the name that results give it, and its rows."""
     place = expand_path(path)
     if place.is_dir():
         return f"{path}, {split}", (Row(*record) for record in read_stored(place, split))

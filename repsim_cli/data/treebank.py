@@ -61,7 +61,7 @@ class Treebank(Data):
     annotated: Callable[[], Iterator[list[Word]]] | None = None
 
     def sentences(self) -> list[list[str]]:
-        """All sentences; `Sequences.example` is an index into this list."""
+        """Lists all sentences; `Sequences.example` is an index into this list."""
         return self._sentences()[0]
 
     def _sentences(self) -> tuple[list[list[str]], int]:
@@ -110,7 +110,8 @@ def _open_treebank(
     read_file: Callable[[Path], Iterator[list[Word]]],
     read_web: Callable[[], Iterator[list[Word]]],
 ) -> Treebank:
-    """From a file or a folder of the official files (checked at once, up to the first sentence), or from the web."""
+    """Opens a treebank from a file or a folder of the official files (checked at once, up to the first sentence), or
+    from the web."""
     if path is None:
         return make_treebank(read_web, f"{where}, {split}", public=True)
     folder = expand_path(path)
@@ -224,5 +225,5 @@ def read_conllu(file: Path, words: Words) -> Iterator[list[Word]]:
 
 
 def join(before: str, part: str) -> str:
-    """Of a word that is written as one, the labels of its parts up to this one."""
+    """Joins the labels of the parts of a word that is written as one, up to this part."""
     return part if before == NO_LABEL else f"{before}+{part}"

@@ -84,8 +84,8 @@ class Passage(NamedTuple):
         return Passage(self.document, (part,), self.words[start:stop] - begin, self.first + start)
 
     def _cut(self, text: str, word: int) -> int:
-        """Where the text is cut before a word: after the last white space before it, if there is any since the word
-        before."""
+        """Finds the place where the text is cut before a word: after the last white space before it, if there is any
+        since the word before."""
         if word == 0:
             return 0
         if word == len(self.words):
@@ -147,7 +147,7 @@ def check_offsets(tokenizer: Any) -> None:
 
 
 def tokenize_passages(tokenizer: Any, passages: Sequence[Passage]) -> list[Pieces]:
-    """Each passage, with the tokenizer's special tokens; a token is a piece of the word that it overlaps."""
+    """Tokenizes each passage, with the tokenizer's special tokens; a token is a piece of the word that it overlaps."""
     given = tokenizer(
         *map(list, zip(*(passage.texts for passage in passages), strict=True)),
         return_offsets_mapping=True,
@@ -263,7 +263,7 @@ def _drop_lost(parts: Sequence[tuple[Passage, list[Pieces]]], tally: WordTally, 
 
 
 def _say_why_left_out(pieces: Pieces, whole: bool) -> str | None:
-    """Why a passage is left out, if it is."""
+    """Says why a passage is left out, if it is."""
     if whole and pieces.lost:
         return TWO if TWO in pieces.lost.values() else LOST
     return None if pieces.order else ORDER
@@ -376,7 +376,7 @@ def _pad(
 
 
 def _cut(tokens: Int[np.ndarray, "3 s"], length: int, keep: str) -> Int[np.ndarray, "3 l"]:
-    """Of a word with too many tokens, the first or last that fit, and what the template adds."""
+    """Cuts a word with too many tokens to the first or last that fit, and what the template adds."""
     of_text = np.flatnonzero(tokens[1] != ADDED)
     fits = length - (tokens.shape[1] - len(of_text))
     left_out = of_text[fits:] if keep == "first" else of_text[: len(of_text) - fits]

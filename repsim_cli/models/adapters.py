@@ -45,7 +45,7 @@ class Adapter(NamedTuple):
     file: Path
 
     def weights(self) -> dict[str, Tensor]:
-        """By the name of the module in the model that the adapter was trained on, and what it is there."""
+        """The adapter's tensors by name: a module of the model that it was trained on, and the part of the adapter."""
         return {name.removeprefix("base_model.model."): w for name, w in safetensors.torch.load_file(self.file).items()}
 
     def hash(self) -> str:

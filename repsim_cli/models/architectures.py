@@ -89,7 +89,8 @@ def find_architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
 def _build_lens_architecture(
     *, resid_mid: str, mlp_pre: str = "mlp.in.hook_out", attn_scores: bool, final_norm: bool, rotary: bool = False
 ) -> Architecture:
-    """Hook points of TransformerLens. Never `hook_attn_out` and `hook_resid_mid`: in BERT they are other tensors."""
+    """The hook points of TransformerLens, without its `hook_attn_out` and `hook_resid_mid`: in BERT these are other
+    tensors."""
     table = Architecture(
         blocks="blocks",
         final_norm=Point("ln_final.hook_out") if final_norm else None,

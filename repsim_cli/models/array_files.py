@@ -61,7 +61,7 @@ IDS, DOCUMENTS = ("ids", "id"), ("documents", "document")
 
 
 def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
-    """One layer, which has no name in the file."""
+    """Opens a .npy file: a single layer, called `rows`, since it has no name in the file."""
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     return {"rows": (array.shape, array.dtype.name)}, lambda _, rows: convert_to_float32(np.array(array[rows])), {}
 
@@ -77,8 +77,8 @@ def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
 
 
 def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
-    """Rows are read and not mapped, without reading ahead: for mapped files the system reads up to megabytes ahead in
-    every layer, more than a small memory holds until it is used."""
+    """Opens a safetensors file, whose rows are read and not mapped: of mapped files the system reads up to megabytes
+    ahead in every layer, more than a small memory holds until it is used."""
     import safetensors
 
     archive = safetensors.safe_open(file, framework="pt")
@@ -122,7 +122,7 @@ def _open_hdf5(file: Path) -> tuple[Shapes, Reader, Ids]:
 
 
 def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
-    """A column of lists of floats per layer, of a .parquet file or a folder of `datasets`."""
+    """Opens a .parquet file or a folder of `datasets`, in which a layer is a column of lists of floats."""
     import datasets
     import pyarrow
     import pyarrow.compute

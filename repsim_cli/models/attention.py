@@ -70,24 +70,24 @@ class Watch(TorchFunctionMode):
 
 
 def read_queries(seen: Attended, heads: int) -> Tensor:
-    """(batch, position, heads x d), as they enter the product with the keys."""
+    """Reads queries (batch, position, heads x d), as they enter the product with the keys."""
     return join_heads(_take_last_scores(seen)[0], heads)
 
 
 def read_keys(seen: Attended, heads: int) -> Tensor:
-    """(batch, position, heads x d) for this many heads, as they enter the product with the queries."""
+    """Reads keys (batch, position, heads x d) for this many heads, as they enter the product with the queries."""
     return join_heads(_take_last_scores(seen)[1].mT, heads)
 
 
 def read_values(seen: Attended, heads: int) -> Tensor:
-    """(batch, position, heads x e) for this many heads."""
+    """Reads values (batch, position, heads x e) for this many heads."""
     _take_last_scores(seen)
     assert seen.values is not None
     return join_heads(seen.values, heads)
 
 
 def read_pattern(seen: Attended, heads: int) -> Tensor:
-    """(batch, heads, query, key). Raises RunFailed where a fused kernel computed it."""
+    """Reads attention weights (batch, heads, query, key). Raises RunFailed where a fused kernel computed them."""
     if seen.weights is None:
         raise RunFailed("the model returns no attention weights, got None; use one that runs with eager attention")
     return _split_heads(seen.weights, heads)
@@ -100,12 +100,12 @@ def _take_last_scores(seen: Attended) -> tuple[Tensor, Tensor]:
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, heads, position, d) of that, or of (batch x heads, position, d)."""
+    """Splits (batch x heads, position, d) into (batch, heads, position, d); what has four dimensions stays as it is."""
     return x if x.ndim == 4 else x.unflatten(0, (-1, heads))
 
 
 def join_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, position, heads x d); of heads that were repeated for groups of queries, one each."""
+    """Joins heads to (batch, position, heads x d), one of each group where they were repeated for groups of queries."""
     x = _split_heads(x, heads)
     return x[:, :: x.shape[1] // heads].transpose(1, 2).flatten(2)
 

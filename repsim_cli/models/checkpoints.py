@@ -191,7 +191,7 @@ def hash_files(files: list[Path], many: int = REMEMBERED) -> str:
 
 
 def _read_file_states(files: list[Path]) -> list[dict[str, Any]]:
-    """What changes where a file changes."""
+    """Reads path, size, times, inode and device of each file, one of which changes where the file changes."""
     named = ("size", "mtime_ns", "ctime_ns", "ino", "dev")
     return [
         {"path": str(file.resolve())} | {name: getattr(status, f"st_{name}") for name in named}
@@ -240,8 +240,7 @@ def is_local(where: str) -> bool:
 
 
 def load_pretrained(auto: Any, where: str, revision: str | None, **settings: Any) -> Any:
-    """What an auto class of transformers loads from a folder, .gguf file or hub id; code that comes with it is never
-    run."""
+    """Loads a folder, .gguf file or hub id by an auto class of transformers; code that comes with it is never run."""
     given = {
         "pretrained_model_name_or_path": where,
         "revision": revision,

@@ -47,7 +47,10 @@ def _is_of(part: nn.Module, count: int) -> bool:
 
 
 def _find_surplus_block(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
-    """Of weights that the model has no place for, one of a block beyond the last, and the number of that."""
+    """Finds a weight of a block beyond the model's last, and the number of that last block; None without any.
+
+    unexpected: the names of the weights that the model has no place for.
+    """
     lengths = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     for key in sorted(unexpected):
         for place in re.finditer(r"\.(\d+)\.", key):

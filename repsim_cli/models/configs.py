@@ -209,7 +209,7 @@ def build_source_from_config(
 
 
 def find_modality(model: nn.Module) -> Modality:
-    """What a backbone reads. Raises BadInput where that is neither text, images nor sound."""
+    """Finds what a backbone reads. Raises BadInput where that is neither text, images nor sound."""
     given = str(getattr(model, "main_input_name", None))
     if given not in INPUTS:
         raise BadInput(f"config: it reads neither text, images nor sound, got a model of {given}; use another model")
@@ -290,9 +290,10 @@ def count_rotary_features(config: Any, head_width: int) -> int:
 
 
 def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:
-    """How a model with this config reads images; pixels range from -1 to 1 unless its preprocessor differs.
+    """The patches in which a model with this config reads images; pixels range from -1 to 1 unless its preprocessor
+    differs.
 
-    Of a model in stages, the places are those of the first; of one that reads images of any size, a single one.
+    A model in stages has the places of its first stage, one that reads images of any size a single place.
     """
     size = _make_pair(config.image_size) if hasattr(config, "image_size") else None
     patch = _make_pair(getattr(config, "patch_size", 1))

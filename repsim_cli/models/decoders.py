@@ -100,7 +100,7 @@ ROUTER = {"router": Point("mlp.router")}
 
 
 def take_last_features(width: int, projection: str) -> Point:
-    """v of a projection whose last features it is."""
+    """The point of v where it is the last `width` features of a projection."""
     return Point(projection, pick=lambda value, heads: take_hidden_states(value)[..., -width:])
 
 
@@ -176,7 +176,10 @@ def opt(config: Any) -> Architecture:
 
 
 def mark_linear_attention(table: Architecture, config: Any) -> Architecture:
-    """With linear attention in some blocks, in a module of the same name."""
+    """The table for a model with linear attention in some blocks, which lack the points of attention.
+
+    The module of linear attention has the name of the other blocks' attention.
+    """
     kinds = enumerate(config.layer_types)
     linear = [layer for layer, kind in kinds if kind == "linear_attention"]
     why = "its attention is linear, without a pattern"

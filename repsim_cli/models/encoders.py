@@ -96,7 +96,7 @@ def _drop_attention(table: Architecture, why: str) -> Architecture:
 
 
 def _deberta(table: Architecture, value: str) -> Architecture:
-    """The first of three products before the softmax is that of q and k; positions take part in the others."""
+    """The table for DeBERTa: q and k enter the first of three products before the softmax, and positions the others."""
     module = "attention.self"
     return vary(
         table,
@@ -114,7 +114,8 @@ def _take_first_right(seen: Attended, heads: int) -> Tensor:
 
 
 def _big_bird(config: Any) -> Architecture:
-    """On short texts it replaces the modules of its sparse attention, which are then never reached."""
+    """The table for BigBird, without the points of attention where it is sparse: on short texts the model replaces
+    these modules, so that they are never reached."""
     return _drop_attention(BERT, LOCAL) if config.attention_type == "block_sparse" else BERT
 
 

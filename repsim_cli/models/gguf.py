@@ -36,8 +36,8 @@ _known: dict[tuple[Any, str], tuple[tuple[int, ...], Any]] = {}  # by function a
 
 
 def read_once(read: Callable[[str], Content], where: str) -> Content:
-    """What `read` gives of a file, which is read once per process while it stays the same: a vocabulary of 260,000
-    tokens takes seconds. The content is shared, so do not change it."""
+    """Reads a file by `read`, once per process while it stays the same: a vocabulary of 260,000 tokens takes seconds.
+    The content is shared, so do not change it."""
     status, key = Path(where).stat(), (read, str(Path(where).resolve()))
     state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if key not in _known or _known[key][0] != state:

@@ -33,7 +33,8 @@ def _dinov2(config: Any) -> Architecture:
 
 
 def _beit(config: Any) -> Architecture:
-    """What is added passes a module that drops paths in training, once for attention and once for the MLP."""
+    """The table for BEiT: what a block adds passes a module that drops paths in training, first from attention, then
+    from the MLP."""
     table = vary(VIT, block={"attn_out": Point("drop_path"), "mlp_out": Point("drop_path", call=1)})
     return vary(table, final_norm=None if config.use_mean_pooling else Point("layernorm"))
 

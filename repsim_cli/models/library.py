@@ -9,7 +9,7 @@ from typing import Any
 
 
 def import_transformers() -> Any:
-    """transformers, imported when first needed, since that takes seconds, and without its messages."""
+    """Imports transformers when it is first needed, since that takes seconds, and silences its messages."""
     for name in ("torchao", "torch.utils._pytree"):  # imported with it where torchao is installed
         logging.getLogger(name).setLevel(logging.ERROR)
     import transformers
@@ -24,7 +24,7 @@ LOADING = threading.Lock()
 
 @contextmanager
 def hold_loading_lock() -> Iterator[None]:
-    """One model is built or loaded at a time.
+    """Holds a lock inside, so that one model is built or loaded at a time.
 
     While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
     built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:

@@ -32,7 +32,7 @@ WHOLE = Loading()
 
 
 def keep_in_one_place(how: Loading) -> Loading:
-    """For a model whose weights are changed after loading, which needs all of them."""
+    """The loading of a whole model on one device, as is needed where its weights are changed afterwards."""
     return replace(how, spread=None, kept=None)
 
 

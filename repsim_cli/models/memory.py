@@ -131,7 +131,7 @@ def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
 
 
 def check_given_documents(documents: Sequence[Any], count: int, what: str) -> list[str]:
-    """As text. Raises BadInput where they are not as many as the rows or items."""
+    """The given documents as text. Raises BadInput where they are not as many as the rows or items."""
     if isinstance(documents, str) or not isinstance(documents, Sequence | np.ndarray):
         raise BadInput(f"documents: a list, got {type(documents).__name__}; give the document of each row")
     if len(documents) != count:
@@ -148,7 +148,8 @@ def record_modules(
     maps: Maps = "flattened",
     documents: Sequence[Any] | None = None,
 ) -> dict[str, Precomputed]:
-    """What torch modules compute: the first `IN_MEMORY` bytes in memory, the rest on the disk, until they are let go.
+    """Records what torch modules compute: the first `IN_MEMORY` bytes in memory, the rest on the disk, until they are
+    let go.
 
     The batches are read once, and each goes through all modules, so that rows are paired whatever their order. Modules
     run where they are, in eval mode, without gradients; their modes, hooks and the state of random numbers are left as
@@ -187,7 +188,7 @@ def record_modules(
 
 @contextmanager
 def _name_errors(label: str) -> Any:
-    """Errors name the model."""
+    """Adds the name of the model to errors that are raised inside."""
     try:
         yield
     except BadInput as error:
@@ -210,7 +211,7 @@ class _Rows:
         self.of_items: list[int] = []  # how many rows each item of the data has
 
     def add(self, rows: Mapping[str, Float[np.ndarray, "n _"]], items: int) -> None:
-        """items: of the batch."""
+        """Adds the rows of a batch, by layer. items: the number of its items."""
         self.of_items += [len(rows[self.names[0]]) // max(items, 1)] * items
         self.left -= sum(x.nbytes for x in rows.values())
         for file, name in zip(self.files, self.names, strict=True):
@@ -228,7 +229,7 @@ class _Rows:
             self.hash.update(rows[name].data)
 
     def keep(self, source: str, documents: Sequence[Any] | None) -> Precomputed:
-        """As stored activations, which are removed with this object. documents: of every item."""
+        """The rows as stored activations, whose files are removed with them. documents: one of every item."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:
             raise BadInput("data: no batch was given; give batches of inputs")
@@ -257,7 +258,8 @@ class _Rows:
 
 
 def _join(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
-    """These rows of arrays that follow each other; those within one array are not copied, unless it is in a file."""
+    """Joins the rows of this slice, of arrays that follow each other; rows within one array are not copied, unless it
+    is in a file."""
     taken = _cut_rows(parts, rows)
     return taken[0] if _is_view(taken) else np.concatenate(taken)
 
@@ -295,7 +297,7 @@ def _find_named(module: nn.Module, layers: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _leave_undisturbed(module: nn.Module) -> Any:
-    """Eval mode inside; afterwards modes and random numbers are as they were."""
+    """Puts the module in eval mode inside; afterwards modes and random numbers are as they were."""
     modes = {part: part.training for part in module.modules()}
     devices = sorted({weights.device.index or 0 for weights in module.parameters() if weights.device.type == "cuda"})
     try:
@@ -357,7 +359,7 @@ def _describe_batch(batch: Any) -> str:
 
 
 def _count_items(batch: Any) -> int:
-    """How many items a batch has; 0 where that is not known."""
+    """The number of items of a batch; 0 where it is not known."""
     first = next(iter(batch.values() if isinstance(batch, Mapping) else batch), None) if _is_group(batch) else batch
     return len(first) if isinstance(first, Tensor | np.ndarray) and first.ndim else 0
 

@@ -24,7 +24,8 @@ PARTS = {"q", "k", "v", "z", "pattern"}
 
 
 def describe_type(source: Any) -> dict[str, Any]:
-    """What a type reads, and of each stack of blocks what it lacks, with the reason, and what it has beside the usual.
+    """Describes what a type of model reads, which hook points each of its stacks of blocks lacks, with the reason, and
+    which it has beside the usual.
 
     some: why some of the blocks lack a hook point that others have.
     """
@@ -53,7 +54,8 @@ def select_stacks(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def count_model_types(content: dict[str, Any]) -> dict[str, int]:
-    """How many types have hook points, read text or sound, and of these give q, k, v, z and pattern in every stack."""
+    """Counts the types of model that have hook points (`types`), those that read text or sound (`texts`), and of these
+    those that give q, k, v, z and pattern in every stack (`attention`)."""
     texts = [entry for entry in content["types"].values() if entry["reads"] != "images"]
     whole = [not any(PARTS & {*stack.get("lacks", ())} for stack in select_stacks(entry).values()) for entry in texts]
     return {"types": len(content["types"]), "texts": len(texts), "attention": sum(whole)}

@@ -41,7 +41,7 @@ def make_partial_class(kind: Any, kept: Kept) -> Any:
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Whether the module of this name is `module` or one of its descendants.
+    """Tells whether the module of this name is `module` or one of its descendants.
 
     >>> is_inside("layers.1.mlp", "layers.1"), is_inside("layers.10", "layers.1")
     (True, False)
@@ -61,7 +61,7 @@ def list_block_names(source: Source) -> list[str]:
 
 
 def explain_block_refusal(source: Source) -> str | None:
-    """Why a model cannot be run by block; None: it can."""
+    """Says why a model cannot be run by block; None: it can."""
     table = source.architecture
     if table is None or not (table.depth or table.stacks):
         return f"no list of blocks is known in {source.model_type}"

@@ -46,7 +46,7 @@ def take_equal_part(number: int, count: int) -> Callable[[Any, int], Tensor]:
 
 
 def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
-    """q, k or v of a projection that holds q, k, v head by head."""
+    """The part of number 0, 1 or 2 (q, k or v) of a projection that holds q, k, v head by head."""
 
     def pick(value: Any, heads: int) -> Tensor:
         fused = take_hidden_states(value)
@@ -57,12 +57,12 @@ def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
 
 
 def put_batch_first(value: Any, heads: int = 0) -> Tensor:
-    """(batch, position, features) from a model that uses (position, batch, features) internally."""
+    """Turns the (position, batch, features) that a model uses internally into (batch, position, features)."""
     return take_hidden_states(value).transpose(0, 1)
 
 
 def copy_tensor(value: Any, heads: int = 0) -> Tensor:
-    """Of a tensor that the model changes afterwards, as it is now."""
+    """Copies the hidden states as they are now, where the model changes the tensor afterwards."""
     return take_hidden_states(value).clone()
 
 
@@ -127,7 +127,7 @@ class Architecture:
     end: Point | None = None
 
     def find(self, kind: str, layer: int | None) -> Point | None:
-        """Where the hook point is read, with the full module path; None if the architecture or the block lacks it."""
+        """Finds where the hook point is read, with the full module path; None if architecture or block lack it."""
         if kind == "final_norm":
             return self.final_norm
         if kind == "embed" and self.end is not None:
@@ -149,7 +149,7 @@ class Architecture:
         return None if place is None else place._replace(side="output", pick=take_hidden_states)
 
     def say_why_missing(self, kind: str, layer: int | None) -> str | None:
-        """Why there is no such hook point, where that is known."""
+        """Says why there is no such hook point; None where that is not known."""
         return self.missing.get((kind, layer)) if layer is not None and kind in self.block else self.lacks.get(kind)
 
 
@@ -217,13 +217,14 @@ def mark_parallel(table: Architecture) -> Architecture:
 
 
 def scale(table: Architecture, factor: float) -> Architecture:
-    """What blocks add is multiplied by a factor."""
+    """The table where what attention and MLP add to the stream is multiplied by a factor."""
     points = {kind: table.block[kind] for kind in ("attn_out", "mlp_out") if kind in table.block}
     return vary(table, block={kind: p._replace(pick=partial(scale_pick, p.pick, factor)) for kind, p in points.items()})
 
 
 def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -> bool:
-    """Whether the block has the module; of attention, also its output projection, by which blocks differ."""
+    """Tells whether the block has the module of a hook point and, for attention, also its output projection, by which
+    blocks differ."""
     points = (
         table.find(each, layer) for each in ((kind, "z") if kind in ATTENTION else (kind,)) if each in table.block
     )
@@ -266,7 +267,8 @@ WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
 
 
 def _read_heads(table: Architecture, modules: Mapping[str, nn.Module], layer: int) -> Heads | None:
-    """What an attention module says of its heads, or its output projection does; None where that is not enough."""
+    """Reads the number of heads and their widths from an attention module and its output projection; None where these
+    do not say enough."""
     place, end = table.find("q", layer), table.find("z", layer)
     if place is None or place.side != "attention" or place.module not in modules:
         return None

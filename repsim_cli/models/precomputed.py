@@ -103,7 +103,7 @@ def _find_named(what: str, name: str | None, usual: Sequence[str], integers: Ids
 
 
 def _count_paired_rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
-    """How many rows these arrays have. Raises BadInput where they are not paired (n, d) arrays of floats."""
+    """Counts the rows of these arrays. Raises BadInput where they are not paired (n, d) arrays of floats."""
     for name in names:
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
@@ -146,7 +146,7 @@ def _add_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedId
 
 
 def _check_one_a_row(what: str, name: str, given: Sequence[Any], rows: int) -> list[str]:
-    """As text. Raises BadInput where a row has none."""
+    """The ids or documents of all rows as text. Raises BadInput where a row has none."""
     if len(given) != rows:
         raise BadInput(f"{what}: '{name}' has another number of rows, got {len(given)} for {rows}; write one a row")
     named = ["" if each is None else str(each) for each in given]

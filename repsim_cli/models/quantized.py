@@ -40,7 +40,7 @@ def check_quantize(quantize: Quantize, given: Any, adapter: str | None) -> None:
 
 
 def make_quantization_config(quantize: Quantize, dtype: torch.dtype) -> Any:
-    """What transformers needs to know to quantize weights while it loads them."""
+    """The settings by which transformers quantizes weights while it loads them."""
     transformers, four = import_transformers(), quantize.bits == 4
     if quantize.method == "bitsandbytes":
         return transformers.BitsAndBytesConfig(

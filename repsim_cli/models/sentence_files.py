@@ -67,7 +67,7 @@ def find_prompt_files(place: Path) -> list[Path]:
 
 
 def read_prompts(place: Path, files: Sequence[Path], known: Sequence[str]) -> SentenceFile:
-    """All prompts as sentences, whose words are their token ids. Raises BadInput for files of other layers."""
+    """Reads all prompts as sentences, whose words are their token ids. Raises BadInput for files of other layers."""
     import safetensors
 
     if len(set(known)) < len(known):
@@ -148,7 +148,7 @@ def open_sentence_file(file: Path) -> SentenceFile | None:
 def take_all_sentences(
     archive: SentenceFile, layers: list[str] | None, known: list[str] | None = None
 ) -> PrecomputedWords:
-    """All sentences of the file, in the order of their keys. known: the names of its layers."""
+    """Takes all sentences of the file, in the order of their keys. known: the names of its layers."""
     known = known or ["embed", *(f"layer@{i}" for i in range(archive.layers - 1))]
     for name in layers or ():
         if name not in known:

@@ -26,7 +26,7 @@ WRAPPED = ("mbart", "plbart")
 def shift(
     config: Any, ids: Int[Tensor, "b s"], mask: Bool[Tensor, "b s"]
 ) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
-    """What the decoder reads, and its mask: the ids one place to the right, behind the start token."""
+    """Makes what the decoder reads, and its mask: the ids one place to the right, behind the start token."""
     if config.model_type in WRAPPED:
         first = ids.gather(1, mask.long().cumsum(1).argmax(1, keepdim=True))
     else:
@@ -36,7 +36,7 @@ def shift(
 
 
 def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
-    """name: of the MLP's module."""
+    """The table for T5 and its kin. name: what the module of the MLP is called."""
     first = "wi_0" if getattr(config, "is_gated_act", False) else "wi"
 
     def stack(of: str, mlp: str) -> Architecture:
@@ -74,8 +74,9 @@ def _longt5(config: Any) -> Architecture:
 def _bart(
     final: str | None, mlp: Sequence[str] = ("fc1", "fc2", "final_layer_norm"), cross: str = "encoder_attn"
 ) -> Architecture:
-    """final: the norm after each stack, where norms come before attention and MLP; None: they follow the sums.
+    """The table for BART and its kin.
 
+    final: the norm after each stack, where norms come before attention and MLP; None: they follow the sums.
     mlp: the projections of the MLP, and the norm before it.
     """
 

@@ -133,12 +133,12 @@ def open_local_model(place: Path) -> Source:
 
 
 def is_native(place: Path) -> bool:
-    """Whether a folder is in the native format of TransformerLens."""
+    """Tells whether a folder is in the native format of TransformerLens."""
     return (config := place / "config.json").is_file() and _is_native_config(config)
 
 
 def _is_native_config(config: Path) -> bool:
-    """Whether it is the config of a model in the native format of TransformerLens."""
+    """Tells whether it is the config of a model in the native format of TransformerLens."""
     try:
         content = json.loads(read(config))
     except (ValueError, RecursionError):

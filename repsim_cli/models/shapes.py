@@ -31,7 +31,7 @@ class ModelShape(NamedTuple):
 
 @functools.cache
 def load_model_shapes() -> dict[str, ModelShape]:
-    """By hub id; {number} in an id stands for any number."""
+    """The shapes that ship with the package, by hub id; {number} in an id stands for any number."""
     return {
         hub: ModelShape(
             entry.get("config", {}),

@@ -27,8 +27,8 @@ def count_weight_bytes(source: Source, dtype: str) -> float:
 
 
 def goes_by_block(source: Source, hardware: Hardware) -> bool:
-    """Whether a model is run by block: as `hardware.by_block` says, or where its weights take more than half of the
-    memory. Raises BadInput where it must and cannot be."""
+    """Tells whether a model is run by block: as `hardware.by_block` says, or where its weights take more than half of
+    the memory. Raises BadInput where it must and cannot be."""
     if hardware.shard == "auto":
         if hardware.by_block == "always":
             raise BadInput(
@@ -73,8 +73,8 @@ def run_alone(sources: Mapping[str, Source], hardware: Hardware) -> list[str]:
 
 
 def are_resident_together(sources: Sequence[Source], hardware: Hardware) -> bool:
-    """Whether all these models are in memory together, and not one after the other: as `hardware.resident` says, or
-    where their weights take at most half of the memory."""
+    """Tells whether all these models are in memory together, and not one after the other: as `hardware.resident` says,
+    or where their weights take at most half of the memory."""
     if hardware.resident != "auto":
         return hardware.resident == "all"
     return sum(count_weight_bytes(source, hardware.dtype) for source in sources) <= BUDGET * _count_available_bytes(
@@ -136,7 +136,7 @@ def find_spread(hardware: Hardware) -> dict[int | str, int] | None:
 
 
 def describe_placement(source: Source, hardware: Hardware) -> str:
-    """Where the weights of a spread model go, in GB; empty for others."""
+    """Says on which devices the weights of a spread model go, in GB; empty for others."""
     spread = find_spread(hardware)
     if spread is None or not hasattr(source.skeleton, "_no_split_modules"):
         return ""

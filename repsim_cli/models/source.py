@@ -24,14 +24,14 @@ def name_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_backbone_path(model: nn.Module, source: "Source") -> str:
-    """Where the backbone is in a model with an output head."""
+    """Finds the path of the backbone in a model with an output head."""
     kind: Any = type(source.skeleton)
     same = (name for name, module in model.named_modules() if type(module) is kind)
     return next(same, str(getattr(model, "base_model_prefix", "")))
 
 
 def refuse_head(auto: str, how: Loading = WHOLE) -> nn.Module:
-    """`Source.with_head` of a backbone alone."""
+    """Refuses to load a head: `Source.with_head` of a backbone alone."""
     raise BadInput(f"kind: a backbone without a head, got {auto}; use a model that was trained with that head")
 
 
@@ -127,12 +127,12 @@ class Source:
 
     @property
     def plain(self) -> bool:
-        """Whether hook points are at modules of the model itself, not of TransformerLens around them."""
+        """Tells whether hook points are at modules of the model itself, not of TransformerLens around them."""
         return self.modules is name_modules
 
     @property
     def has_head(self) -> bool:
-        """Whether it can have a head; a checkpoint may still lack the requested one."""
+        """Tells whether it can have a head; a checkpoint may still lack the requested one."""
         return self.with_head is not refuse_head
 
 
@@ -281,7 +281,7 @@ class NamedLayer(Protocol):
 
 
 def describe_model(label: str, model: "AnySource | Series", layers: Sequence[NamedLayer]) -> Facts:
-    """What a manifest says of a model. layers: those that are read of it."""
+    """The facts of a model that a manifest keeps. layers: those that are read of it."""
     read = {"layers": [layer.name for layer in layers], "widths": [layer.width for layer in layers]}
     if isinstance(model, Precomputed):
         return Facts(kind="stored", family=label.split("_")[0], trained=True, **read)

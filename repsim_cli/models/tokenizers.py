@@ -33,7 +33,7 @@ log = logging.getLogger("repsim")
 
 
 def share_tokenizer(where: str, revision: str | None = None) -> Any:
-    """As `load_tokenizer`, made once of a .gguf file: not to be changed."""
+    """Loads as `load_tokenizer` does, a .gguf file once per process, so do not change the tokenizer."""
     return read_once(load_tokenizer, where) if is_gguf(where) else load_tokenizer(where, revision)
 
 
@@ -69,8 +69,8 @@ def load_tokenizer(where: str, revision: str | None = None) -> Any:
 
 
 def _limit(where: str, revision: str | None) -> Any:
-    """The tokenizer of a folder or on the hub. Raises ValueError where its texts would grow without end, of a folder
-    before it is loaded, which normalises its added tokens."""
+    """Loads the tokenizer of a folder or on the hub. Raises ValueError where its texts would grow without end: for a
+    folder before it is loaded, since loading normalises its added tokens."""
     file = Path(where) / "tokenizer.json"
     if file.is_file():
         _check_growth(read_json_file(file).get("normalizer"))

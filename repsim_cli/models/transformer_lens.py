@@ -213,13 +213,14 @@ def _wrap_backbone(bridge: Any, process: bool) -> nn.Module:
 
 
 def _mark(identity: dict[str, Any], process: bool) -> dict[str, Any]:
-    """Numbers differ from those of kind: transformers, so the cache needs another name."""
+    """The identity with `transformer_lens` in it: numbers differ from those of kind: transformers, so the cache must
+    tell them apart."""
     how = "transformer_lens, processed weights" if process else "transformer_lens"
     return {**identity, "kind": how, "weights_hash": f"{how}: {identity['weights_hash']}"}
 
 
 def _read_native_config(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
-    """config.json of a model in the native format of TransformerLens; None for the transformers format."""
+    """Reads config.json of a model in the native format of TransformerLens; None for the transformers format."""
     if hub is not None and (shape := find_planned_shape(hub)):
         content = shape.config
     else:

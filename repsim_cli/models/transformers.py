@@ -219,7 +219,7 @@ def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn
 
 
 def make_shape_key(trained: Source) -> str:
-    """What models have in common whose untrained twins are the same. Raises BadInput for a model that is not of
+    """A key that models share whose untrained twins are the same. Raises BadInput for a model that is not of
     transformers."""
     if not trained.plain or not isinstance(trained.skeleton, import_transformers().PreTrainedModel):
         raise BadInput(f"kind: no untrained twin can be made of {trained.model_type}; use a model of transformers")
@@ -330,7 +330,7 @@ def list_types_with_head(auto: str) -> set[str]:
 
 
 def predicts_next(source: Source) -> bool:
-    """Whether the model can have an output head for the next token, and hook points in the model that has it."""
+    """Tells whether the model can have an output head for the next token, and hook points in the model that has it."""
     two = source.architecture is not None and bool(source.architecture.stacks)  # an encoder and a decoder
     return (
         source.plain

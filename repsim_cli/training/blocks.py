@@ -30,7 +30,7 @@ class Freeze:
 
 
 def is_frozen(source: Source, freeze: Freeze) -> Callable[[str], bool]:
-    """Whether a weight of the backbone does not train, by its name.
+    """Makes the test by which a weight of the backbone does not train, given its name.
 
     Raises BadInput where the model has fewer blocks, or blocks that cannot be told apart.
     """

@@ -58,7 +58,7 @@ class EncoderRecipe:
     device: str = "cpu"
 
     def total(self, examples: int) -> int:
-        """How many steps the training takes on so many examples."""
+        """The number of steps that training takes on so many examples."""
         return self.steps or math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
 
     def rate(self, step: int, total: int) -> float:
@@ -131,7 +131,7 @@ def build_word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> 
 
 
 def encode_examples(data: Examples, tokenizer: Any, length: int) -> Sequences:
-    """Every example of the data, in its order."""
+    """Encodes all examples of the data, in their order, cut to `length` tokens."""
     return data.sequences(tokenizer, Extract(hook_points=["embed"], length=length, sequences=EVERYTHING), 0)
 
 
@@ -260,8 +260,8 @@ def compute_class_logits(model: Any, sequences: Sequences, *, segments: bool, ba
 
 
 def score_in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, scored: Scoring) -> Metrics:
-    """accuracy; where the model and the data have the same labels, loss in nats and, of two labels, f1 of the second
-    (`positive` of reviews)."""
+    """Scores accuracy; where the model and the data have the same labels, also loss in nats and, of two labels, f1 of
+    the second (`positive` of reviews)."""
     assert labels is not None
     answers = logits.argmax(1).numpy()
     metrics = {"accuracy": float(scored.correct(answers, labels.codes).mean())}
@@ -278,8 +278,8 @@ def score_in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, s
 def score_by_heuristic(
     logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring, examples: Sequence[Example]
 ) -> Metrics:
-    """hans_accuracy; hans_HEURISTIC over its labels (half of it is right where the heuristic is always followed),
-    hans_HEURISTIC_LABEL for every combination in the data, and hans_SUBCASE."""
+    """Scores hans_accuracy, hans_HEURISTIC over its labels (half of it is right where the heuristic is always
+    followed), hans_HEURISTIC_LABEL for every combination in the data, and hans_SUBCASE."""
     labels, numbers = sequences.labels, sequences.example
     assert labels is not None
     assert numbers is not None

@@ -204,7 +204,7 @@ class Classifiers:
 
     @functools.cached_property
     def tokens_and_digest(self) -> tuple[Any, str]:
-        """The tokenizer, and its digest before any use, which stores truncation in it."""
+        """The tokenizer, and its digest, taken before any use: use stores truncation in it."""
         words = self._make_tokens()
         return words, digest(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
 
@@ -236,7 +236,7 @@ class Classifiers:
         }
 
     def work(self, name: str, recipe: FineTuneRecipe) -> TrainingWork:
-        """Of examples of the mean length."""
+        """Estimates the work of a training, from the mean length of its examples."""
         examples = self.sequences(name)
         steps = recipe.total(len(examples.ids))
         return TrainingWork(

@@ -119,7 +119,7 @@ def language_model(
 
 @functools.lru_cache(maxsize=1)
 def _pack_training_text(data: Text, tokenizer: str, length: int) -> Masked:
-    """Models of one text are trained one after the other."""
+    """Packs a text for training and keeps the last, since models of one text are trained one after the other."""
     return pack_masked_text(data, mark_tokenizer(tokenizer), length)
 
 

@@ -145,8 +145,8 @@ def _predict(
 
 @torch.inference_mode()
 def score_masked_tokens(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> Metrics:
-    """Of hidden tokens of the held-out text: masked_loss (nats) and masked_accuracy; unigram_loss and unigram_accuracy
-    of the frequencies of tokens in the text that was trained on, each counted once more."""
+    """Scores the hidden tokens of the held-out text: masked_loss (nats) and masked_accuracy of the model, unigram_loss
+    and unigram_accuracy of the frequencies of tokens in the text that it was trained on, each counted once more."""
     model.eval()
     draw, parts = np.random.default_rng(0), []
     for start in range(0, len(text.held_out), recipe.batch_size):

@@ -43,7 +43,7 @@ def trained(*, run: str, name: str) -> Source:
 
 
 def _find_trained(folder: Path, identities: dict[str, dict[str, Any]]) -> dict[str, Callable[[], Path | None]]:
-    """Where the models that a run trained lie: in the cache, if they still do, or in the run folder."""
+    """Finds the models that a run trained, by label: in the cache, if they are still there, or in the run folder."""
     keys = {label: str(identity["trained"]) for label, identity in identities.items() if "trained" in identity}
     kept = [place for place in sorted((folder / "models").glob("*")) if place.is_dir()]
     return {

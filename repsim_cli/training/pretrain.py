@@ -50,7 +50,7 @@ class TextRecipe:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it is trained on."""
+        """The number of tokens that it is trained on."""
         return self.steps * self.batch_size * self.length
 
 
@@ -230,7 +230,8 @@ def add_loss_gradients(
 
 @torch.inference_mode()
 def compute_held_out(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
-    """Over whole sequences: the mean next-token loss in nats per token, and the share of next tokens ranked first."""
+    """Computes the mean next-token loss in nats per token (`loss`) and the share of next tokens ranked first
+    (`accuracy`), over whole sequences."""
     model.eval()
     loss = hits = 0.0
     for i in range(0, len(sequences), AT_ONCE):

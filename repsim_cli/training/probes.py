@@ -103,8 +103,8 @@ class Targets(NamedTuple):
     typed: bool = False
 
     def split(self, share: float, seed: int) -> Split:
-        """share: of the documents that probes are fitted on. Raises BadInput where fewer than two are on either
-        side."""
+        """Splits rows by document into those that probes are fitted on and the others. share: of the documents in the
+        first part. Raises BadInput where fewer than two are on either side."""
         draw = np.random.default_rng(seed)
         document = np.unique(self.documents, return_inverse=True)[1]
         count = int(document.max()) + 1
@@ -123,7 +123,7 @@ class Targets(NamedTuple):
 
 
 def make_split(rows: int, share: float, seed: int) -> Split:
-    """Of rows that are documents each."""
+    """Splits rows each of which is a document."""
     alone = np.arange(rows)
     return Targets({}, {}, alone, alone).split(share, seed)
 
@@ -237,7 +237,7 @@ def fit_unit(
 
 
 def describe_probe_settings(probe: Probe, seed: int) -> dict[str, Any]:
-    """What is needed to fit the probe again."""
+    """Describes the settings by which the probe can be fitted again."""
     estimator = probe.make(seed)
     return {
         "estimator": type(estimator).__name__,

@@ -250,7 +250,7 @@ def _draw_augmented_batches(
 def augment(
     pixels: Float[Tensor, "n c h w"], recipe: ImageRecipe, draw: np.random.Generator
 ) -> Float[Tensor, "n c h w"]:
-    """Each image mirrored or not, and shifted."""
+    """Mirrors images or not, and shifts them, each as drawn."""
     count, _, height, width = pixels.shape
     place = pixels.device
     if recipe.flip:

@@ -143,14 +143,14 @@ def _make_pruned_block(table: Architecture, backbone: nn.Module, layer: int) -> 
 
 
 def compute_removal_progress(step: int, removing: int) -> float:
-    """How much of what will be removed is removed after so many steps: 1 - (1 - x)^3, x rising to 1 over `removing`."""
+    """The share of all removals that is done after so many steps: 1 - (1 - x)^3, where x rises to 1 over `removing`."""
     return 1 - (1 - min(1.0, step / removing)) ** 3
 
 
 def count_units_to_remove(block: PrunedBlock, target: float) -> tuple[int, int]:
-    """How many heads and neurons are removed so that this share of the block's weights is zero, or up to a neuron more.
+    """Counts the heads and neurons to remove so that this share of the block's weights is zero, or up to a neuron more.
 
-    Of the heads the same share, rounded down; more only where all neurons are too few for the rest.
+    Heads are removed in the same share, rounded down, and more only where all neurons are too few for the rest.
     """
     heads, neurons = block
     wanted = target * (heads.count * heads.size + neurons.count * neurons.size)
@@ -186,7 +186,7 @@ def compute_penalty_weights(connected: Float[Tensor, " neurons"]) -> Float[Tenso
 
 
 def shrink_neurons(neurons: BlockUnits, amount: float) -> None:
-    """Every weight moves towards zero by its neuron's penalty times `amount` mean magnitudes, and stops there."""
+    """Moves every weight towards zero by its neuron's penalty times `amount` mean magnitudes, at most to zero."""
     left = (neurons.norms() > 0).sum()
     mean = torch.stack([part.abs().sum() for part in neurons.weights]).sum() / (left * neurons.size).clamp(min=1)
     by = (amount * mean * compute_penalty_weights(measure_connectivity(neurons))).nan_to_num(posinf=torch.inf)
@@ -195,7 +195,7 @@ def shrink_neurons(neurons: BlockUnits, amount: float) -> None:
 
 
 def shrink_heads(heads: BlockUnits, amount: float) -> None:
-    """The norm of every head falls by `amount` mean norms of the remaining heads, and stops at zero."""
+    """Lowers the norm of every head by `amount` mean norms of the remaining heads, at most to zero."""
     norms = heads.norms()
     mean = norms.sum() / (norms > 0).sum().clamp(min=1)
     heads.scale((1 - amount * mean / norms.clamp(min=1e-30)).clamp(min=0))
@@ -258,7 +258,7 @@ class SparseTraining:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """After so many steps: what was removed stays zero; the rest is penalised, and its least groups are removed."""
+        """Prunes after a step: what was removed stays zero, the rest is penalised, and its least groups removed."""
         for layer, block in enumerate(self.blocks):
             for kind, groups in block._asdict().items():
                 groups.clear(self.removed[f"{kind}.{layer}"])
@@ -286,8 +286,8 @@ class SparseTraining:
 
 
 def compute_achieved(blocks: list[PrunedBlock]) -> tuple[Metrics, list[Metrics]]:
-    """Of all blocks and of each: `sparsity`, the share of zero weights in the attention and MLP matrices;
-    `heads_removed` and `neurons_removed`, the shares of those without a weight that is not zero.
+    """Computes what pruning achieved, in all blocks together and in each: `sparsity`, the share of zero weights in the
+    attention and MLP matrices; `heads_removed` and `neurons_removed`, the shares of those whose weights are all zero.
     """
 
     def of(some: list[PrunedBlock]) -> Metrics:

@@ -56,7 +56,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def is_resumable(file: Path | None) -> bool:
-    """Whether a training was left in this file, with all its bytes as they were; a damaged one is dropped."""
+    """Tells whether a training was left in this file, with all its bytes as they were; drops a damaged one."""
     if file is None or not file.is_file():
         return False
     try:

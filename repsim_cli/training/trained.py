@@ -55,7 +55,8 @@ class Trained:
         return entry.files["model"]
 
     def find_missing(self) -> dict[str, Callable[[], TrainingWork]]:
-        """What the training takes, by its key; empty where the model is in the cache or that is not known."""
+        """The work of the training that is still to be done, by its key; empty where the model is in the cache or the
+        work is not known."""
         return {} if self.work is None or Entry(KIND, self.key).known else {self.key: self.work}
 
     def metrics(self) -> Metrics:
@@ -109,7 +110,7 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
 
 
 def find_shortfalls(models: Mapping[str, Any], run: Run) -> dict[str, Short]:
-    """How models of a run fall short of what they were trained for; a warning for each."""
+    """Finds the models of a run that fall short of what they were trained for, and warns of each."""
     checked = {label: model.short() for label, model in models.items() if isinstance(model, Source) and model.short}
     marks = {label: short for label, short in checked.items() if short is not None}
     for label, short in marks.items():
