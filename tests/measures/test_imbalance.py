@@ -53,6 +53,9 @@ def test_rows_of_the_same_document_have_no_place():
     states = [apart.prepare(torch.from_numpy(side)) for side in (x, y)]
     moved = apart.compare(states[0], apart.permute(states[1], torch.from_numpy(order)))
     assert moved == pytest.approx(by_hand(x, y[order], documents), abs=1e-12)
+    pairs = np.repeat([0, 1], 2)  # two rows of other documents are enough
+    apart = restrict_to_other_documents(IMBALANCE, torch.from_numpy(pairs))
+    assert apart(x[:4], y[:4]) == pytest.approx(by_hand(x[:4], y[:4], pairs), abs=1e-12)
     with pytest.raises(Degenerate, match="x: 2 rows of other documents are needed, got 1; give more documents"):
         restrict_to_other_documents(IMBALANCE, torch.tensor([0, 0, 0, 1]))(x[:4], y[:4])
 
@@ -86,3 +89,8 @@ def test_the_numbers_of_dadapy():
     x = rng.normal(size=(200, 5))
     y = np.hstack([x[:, :3], rng.normal(size=(200, 2))])
     assert (IMBALANCE(y, x), IMBALANCE(x, y)) == (pytest.approx(0.33535, abs=1e-9), pytest.approx(0.3197, abs=1e-9))
+
+
+def test_a_plan_counts_all_pairs_of_rows():
+    small, large = (np.array(IMBALANCE.work(rows)) for rows in (500, 1000))
+    assert (large / small).tolist() == [4, 4]

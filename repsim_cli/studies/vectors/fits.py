@@ -11,6 +11,8 @@ PENALTIES = 10.0 ** np.arange(-8, 1.5, 0.5)
 NOTHING = 1e-10  # of the largest singular value, below which a direction of the rows is rounding
 
 Rows = Float[np.ndarray, "n d"]
+From = Float[np.ndarray, "n d_x"]
+To = Float[np.ndarray, "n d_y"]
 
 
 class MapFit(NamedTuple):
@@ -20,15 +22,15 @@ class MapFit(NamedTuple):
     bias: Float[np.ndarray, " d_y"]
     facts: dict[str, float]
 
-    def __call__(self, x: Rows) -> Rows:
+    def __call__(self, x: From) -> To:
         return x @ self.weight + self.bias
 
 
 class Centred(NamedTuple):
     """Rows without their means, and the singular vectors of x as far as they are no rounding."""
 
-    x: Rows
-    y: Rows
+    x: From
+    y: To
     x_mean: Float[np.ndarray, " d_x"]
     y_mean: Float[np.ndarray, " d_y"]
     u: Float[np.ndarray, "n r"]
@@ -39,7 +41,7 @@ class Centred(NamedTuple):
         return MapFit(weight, self.y_mean - self.x_mean @ weight, facts)
 
 
-def centre(x: Rows, y: Rows) -> Centred:
+def centre(x: From, y: To) -> Centred:
     x, y = x.astype(np.float64), y.astype(np.float64)
     x_mean, y_mean = x.mean(0), y.mean(0)
     u, s, vt = np.linalg.svd(x - x_mean, full_matrices=False)

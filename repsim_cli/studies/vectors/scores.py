@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
-from repsim_cli.studies.vectors.fits import Rows
+from repsim_cli.studies.vectors.fits import From, Rows, To
 
 AT = (1, 10)  # neighbours
 # in place of a kind of map
@@ -79,14 +79,14 @@ def count_shared(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"], at: int) 
 class HeldOut(NamedTuple):
     """Rows of both models that no map was fitted on. old, new: the neighbours of each row among those of its model."""
 
-    x: Rows
-    y: Rows
+    x: From
+    y: To
     documents: Int[np.ndarray, " n"]
     old: Int[np.ndarray, "n k"]
     new: Int[np.ndarray, "n k"]
 
 
-def hold_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
+def hold_out(x: From, y: To, documents: Int[np.ndarray, " n"]) -> HeldOut:
     return HeldOut(x, y, documents, retrieve_nearest(x, x, documents), retrieve_nearest(y, y, documents))
 
 

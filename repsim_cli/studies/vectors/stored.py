@@ -32,8 +32,8 @@ class VectorMap:
     bias: Float[np.ndarray, " d_y"]
     record: Mapping[str, Any]
 
-    def __call__(self, rows: Float[np.ndarray, "n d_x"], first: int = 0) -> Float[np.ndarray, "n d_y"]:
-        """Maps rows to float32. first: the number of the first of these rows, for messages.
+    def __call__(self, rows: np.ndarray, first: int = 0) -> Float[np.ndarray, "n d_y"]:
+        """Maps rows (n, d_x) of floats to float32. first: the number of the first of these rows, for messages.
 
         Raises BadInput for rows of another width, and for numbers that are not finite.
         """

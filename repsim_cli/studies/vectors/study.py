@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 import repsim_cli
 from repsim_cli.activations.places import list_row_labels
@@ -198,7 +198,9 @@ class VectorMaps(StudyOfRows):
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
 
-        def read(rows: Rows, chosen: Int[np.ndarray, " m"], on: Rows = out.y) -> dict[str, MapScore]:
+        def read(
+            rows: Float[np.ndarray, "m d"], chosen: Int[np.ndarray, " m"], on: Float[np.ndarray, "k d"] = out.y
+        ) -> dict[str, MapScore]:
             """Scores readers that are fitted on the `chosen` rows, on held-out rows of the new model, or of `on`."""
             if classes is None or not has_two_classes(classes[chosen]):
                 return {}

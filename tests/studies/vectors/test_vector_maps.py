@@ -281,7 +281,7 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
         assert after[name].low < after[name].value < after[name].high
     three = np.arange(len(x)) % 3
     assert set(score_readers(LabelledRows(x, three), LabelledRows(x, three), np.arange(len(x)))) == {PROBE}
-    assert (has_two_classes(three), has_two_classes(np.zeros(9)), has_two_classes(np.array([0, 0, 1]))) == (
+    assert (has_two_classes(three), has_two_classes(np.zeros(9, int)), has_two_classes(np.array([0, 0, 1]))) == (
         True,
         False,
         False,
