@@ -33,7 +33,7 @@ class Code(NamedTuple):
 
     @property
     def key(self) -> dict[str, str | None]:
-        """What stands for it in a key of the cache; a package that is missing has no version."""
+        """The part of a key of the cache that stands for the code; a package that is missing has no version."""
         return {"files": self.files, **{name: environment.read_version(name) for name in sorted(self.packages)}}
 
 

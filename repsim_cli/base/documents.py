@@ -43,7 +43,8 @@ def read(file: Path, most: int = MOST) -> str:
 
 @contextmanager
 def _pause_collection() -> Iterator[None]:
-    """Where the stack may be full: finalizers of other objects would fail on it, and Python would print that."""
+    """Stops collecting garbage where the stack may be full: finalizers of other objects would fail on it, and Python
+    would print that."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -118,7 +119,9 @@ def check_yaml(file: Path) -> None:
 
 
 def _count_values(node: Any, known: dict[int, int]) -> int:
-    """How many values a tree of YAML has with its aliases spelled out; known: by node, 0 while it is counted."""
+    """Counts the values of a tree of YAML with its aliases spelled out. known: by node, 0 while it is counted.
+    Raises Unreadable where an alias is inside what it names.
+    """
     if id(node) not in known:
         known[id(node)] = 0
         inner = node.value if node is not None and not isinstance(node.value, str) else ()
@@ -131,7 +134,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
 
 @contextmanager
 def _yaml() -> Iterator[None]:
-    """What a parser of YAML raises, as Unreadable."""
+    """Raises what a parser of YAML raises inside the block, as Unreadable."""
     import yaml
 
     try:
@@ -144,7 +147,7 @@ def _yaml() -> Iterator[None]:
 
 
 def list_texts(value: Any) -> Iterator[str]:
-    """All texts in a tree, keys and paths among them."""
+    """Lists all texts in a tree, keys and paths among them."""
     if isinstance(value, dict | list | tuple):
         for inner in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from list_texts(inner)
@@ -164,7 +167,7 @@ def find_unwritable_text(value: Any) -> str | None:
 
 
 def find_misfit(value: Any, shape: Any, path: str = "") -> str | None:
-    """Where and how a document differs from this shape; None where it fits.
+    """Finds where and how a document differs from this shape; None where it fits.
 
     A shape is a type (or several, `str | None`), a list with the shape of its items, a mapping {str: shape}, or a
     record of shapes by key. A record may have further keys, and may lack keys that end in `?`.

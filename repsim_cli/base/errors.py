@@ -36,8 +36,9 @@ class RunFailed(RepsimError):
 
 
 def convert_panic(error: BaseException) -> RunFailed | None:
-    """What a library in Rust raises where it gives up, which is no Exception, as an error of the project; None for
-    anything else."""
+    """Converts what a library in Rust raises where it gives up, which is no Exception, to an error of the project.
+    None for anything else.
+    """
     if type(error).__name__ != "PanicException":
         return None
     reason = " ".join(str(error).split())[:160]

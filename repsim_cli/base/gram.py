@@ -14,7 +14,7 @@ DIAGONAL = 128  # rows of a tile on the diagonal
 
 
 def cut_feature_strips(x: Float[Tensor, "n d"]) -> Iterator[slice]:
-    """All features, as many at a time as fit into the processor's cache."""
+    """Cuts all features into strips of as many as fit into the processor's cache. x: (n, d)."""
     size = max(CACHED // len(x), NARROW)
     return (slice(start, start + size) for start in range(0, x.shape[1], size))
 

@@ -18,7 +18,9 @@ _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 @contextmanager
 def collect_unfit(*, dry: bool) -> Iterator[list[str]]:
-    """Inside, `note_unfit` adds to the list that this yields. dry: shapes of published models are the shipped ones."""
+    """Collects what `note_unfit` says inside the block, in the list that this yields.
+    dry: shapes of published models are the shipped ones.
+    """
     check = _Check([], dry)
     token = _check.set(check)
     try:

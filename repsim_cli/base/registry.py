@@ -91,7 +91,7 @@ class Registry:
         return own
 
     def own(self, name: str) -> bool:
-        """Whether the name is one of the package's own."""
+        """Says whether the name is one of the package's own."""
         return name in self._own
 
     def add(self, name: str, function: Callable[..., Any], card: Any = None) -> None:

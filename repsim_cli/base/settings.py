@@ -139,7 +139,7 @@ class Extract:
 
     @property
     def pooled(self) -> bool:
-        """Whether a row is of a whole sequence."""
+        """Says whether a row is of a whole sequence."""
         return self.unit not in ("token", *WORDS)
 
     @property
@@ -148,12 +148,12 @@ class Extract:
 
     @property
     def features_changed(self) -> bool:
-        """Whether something must be known of all rows before any is used."""
+        """Says whether something must be known of all rows before any is used."""
         return self.drop_features < 1 or self.normalise in ("features", "directions")
 
     @property
     def remedies(self) -> dict[str, Any]:
-        """What is done to the rows before they are compared; empty where it is nothing."""
+        """The settings of what is done to the rows before they are compared; empty where it is nothing."""
         return {
             **({"skip": self.skip} if self.skip else {}),
             **({"skip_tokens": list(self.skip_tokens)} if self.skip_tokens else {}),
@@ -176,7 +176,7 @@ REMEDIED: dict[str, Callable[[Any], str]] = {
 
 
 def say_treatment(remedies: Mapping[str, Any]) -> str:
-    """What was done to the rows before they were compared, from `Extract.remedies`; empty where it was nothing.
+    """Says what was done to the rows before they were compared, from `Extract.remedies`; empty where it was nothing.
 
     >>> say_treatment({"normalise": "features", "skip": 4})
     'without the first 4 places; features at unit variance'

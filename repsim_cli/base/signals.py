@@ -54,7 +54,7 @@ def restore(before: dict[signal.Signals, Any]) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, the signals raise KeyboardInterrupt."""
+    """Makes the signals raise KeyboardInterrupt inside the block."""
     global _interrupted
     _interrupted = False
     before = handle(_interrupt)
@@ -65,13 +65,14 @@ def interruptible() -> Iterator[None]:
 
 
 def was_interrupted() -> bool:
-    """Whether jobs were asked to end; the error that follows is due to the interrupt, whatever a library made of it."""
+    """Says whether jobs were asked to end; the error that follows is due to the interrupt, whatever a library made of
+    it."""
     return _interrupted
 
 
 @contextlib.contextmanager
 def delay() -> Iterator[None]:
-    """Inside, an interrupt is delayed until the end."""
+    """Delays an interrupt inside the block until its end."""
     global _delays
     before, _delays = _interrupted, _delays + 1
     try:

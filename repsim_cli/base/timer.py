@@ -20,7 +20,7 @@ class Timer:
 
     @contextmanager
     def restart(self) -> Iterator[None]:
-        """What is done inside is what it was time for; the timer starts anew, also where it fails."""
+        """Starts the timer anew after the block, also where it fails; the block does what it was time for."""
         begin = time.monotonic()
         try:
             yield

@@ -66,7 +66,7 @@ class Executor(ABC):
 
     @abstractmethod
     def room(self, avoid: Collection[str] = ()) -> int:
-        """How many units it takes now, on other workers than these if it has others."""
+        """Counts the units that it takes now, on other workers than these if it has others."""
 
     @abstractmethod
     def submit(self, number: int, unit: Unit, avoid: Collection[str]) -> None:
@@ -78,7 +78,7 @@ class Executor(ABC):
 
     @abstractmethod
     def nodes(self) -> dict[str, float]:
-        """For how many seconds each machine was held."""
+        """The seconds for which each machine was held, by its name."""
 
     @abstractmethod
     def stop(self) -> None:

@@ -27,7 +27,7 @@ def open_worker_files(folder: Path, name: str) -> tuple[Lines, Lines]:
 
 
 def is_driven(token: str) -> bool:
-    """Whether the driver still holds its lock."""
+    """Says whether the driver still holds its lock. token: names the file of the lock."""
     file = find_token_file(token)
     if not file.is_file():
         return False

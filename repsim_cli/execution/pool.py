@@ -26,7 +26,8 @@ def count_fitting(cpus: float, room: float, threads: int, memory: float, gpus: f
 
 
 def compute_gpu_share(memory: float, gpu: float) -> float:
-    """Of a GPU with so many bytes, for a worker of `memory` bytes: 1 / N where N of them fit, in Ray's steps of 0.0001.
+    """Computes the share of a GPU of `gpu` bytes for a worker of `memory` bytes: 1 / N where N of them fit, in Ray's
+    steps of 0.0001.
 
     >>> compute_gpu_share(20e9, 85e9), compute_gpu_share(25e9, 85e9), compute_gpu_share(60e9, 85e9)
     (0.25, 0.3333, 1.0)
@@ -65,11 +66,11 @@ class Pool(Executor):
 
     @abstractmethod
     def wait(self, futures: Sequence[Any], timeout: float) -> list[Any]:
-        """Those that are done, after at most `timeout` seconds."""
+        """Waits until some are done, for at most `timeout` seconds. Returns those that are done."""
 
     @abstractmethod
     def results(self, futures: Sequence[Any]) -> list[Any]:
-        """What futures that are done answer, in order, or Lost."""
+        """Gives what futures that are done answer, in order; LostWorker in place of an answer that is lost."""
 
     @abstractmethod
     def drop(self, name: str) -> None:
@@ -90,7 +91,7 @@ class Pool(Executor):
             raise BadInput(f"hardware.executor: no worker was ready in {self.patience:.0f} s, got {self.about()}")
 
     def about(self) -> str:
-        """What the engine has, for errors."""
+        """Says what the engine has, for errors."""
         return f"{self.count} asked for"
 
     def room(self, avoid: Collection[str] = ()) -> int:

@@ -29,7 +29,9 @@ STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: record
 
 
 def count_worker_gpus(hardware: Hardware, memory: float) -> float:
-    """Of each worker; where it is not set, the share of this machine's GPU that `memory` bytes are."""
+    """Counts the GPUs of each worker: none without a GPU, else as many as are set.
+    Where it is not set, one with `shard=auto`, else the share of this machine's GPU that `memory` bytes are.
+    """
     if not hardware.device.startswith("cuda"):
         return 0.0
     if hardware.gpus_per_worker is not None or hardware.shard == "auto":

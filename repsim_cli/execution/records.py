@@ -14,7 +14,7 @@ def note(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All of them, in the order of their ends; a line that a killed run left in half is left out."""
+    """Reads all records of a run, in the order of their ends; a line that a killed run left in half is left out."""
     file = folder / FILE
     lines = file.read_text().split("\n") if file.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]

@@ -53,7 +53,8 @@ class Awaited:
 
 
 def run_slurm(*words: str, given: str = "", seconds: float = COMMAND) -> str:
-    """What a command of SLURM prints. Raises BadInput with its own message, or where it takes longer.
+    """Runs a command of SLURM, and returns what it prints. given: its input.
+    Raises BadInput with its own message, or where it takes longer than `seconds`.
 
     It runs in a session of its own: an interrupt in the terminal ends the driver, which then ends its workers.
     """
@@ -86,7 +87,7 @@ def list_sbatch_options(hardware: Hardware, threads: int) -> list[str]:
 
 
 def explain_refusal(reason: str, partition: str | None, partitions: Iterable[str]) -> BadInput:
-    """Why SLURM does not take the job array, by what sbatch says."""
+    """Explains why SLURM does not take the job array, by what sbatch says."""
     if partition and "partition" in reason.lower() and partition not in (known := list(partitions)):
         return BadInput(f"hardware.partition: unknown to SLURM, got '{partition}'; {did_you_mean(partition, known)}")
     said = reason.replace("sbatch: error: ", "")
@@ -97,7 +98,7 @@ def explain_refusal(reason: str, partition: str | None, partitions: Iterable[str
 
 
 def _list_partitions() -> list[str]:
-    """Those that SLURM lists; none where it does not answer."""
+    """Lists the partitions that SLURM has; none where it does not answer."""
     if shutil.which("sinfo") is None:
         return []
     with suppress(BadInput):
@@ -116,7 +117,7 @@ def parse_task_states(listed: str) -> dict[str, tuple[str, str]]:
 
 
 def read_last_line(file: Path) -> str:
-    """Of the log of a worker."""
+    """Reads the last line of the log of a worker, 300 characters at most; empty where there is none."""
     try:
         lines = file.read_text(errors="replace").split("\n")
     except OSError:
@@ -288,7 +289,7 @@ def _name_job(token: str) -> str:
 
 
 def _cancel(*words: str) -> None:
-    """Never raises: workers also end when the driver's lock is gone."""
+    """Cancels jobs. Never raises: workers also end when the driver's lock is gone."""
     try:
         run_slurm("scancel", *words)
     except BadInput as error:

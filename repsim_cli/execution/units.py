@@ -45,7 +45,8 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
 
 
 def perform_phases(checked: RunConfig, run: Run, driver: Any) -> None:
-    """What a phase leaves, the next one reads."""
+    """Performs the trainings of the models, then the units of the study, phase by phase: what one leaves, the next one
+    reads."""
     driver.perform(list_training_units(checked.models), "trainings")
     for label, units in checked.study.units(run):
         driver.perform(units, label)

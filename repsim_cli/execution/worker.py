@@ -120,7 +120,7 @@ class Worker:
 
 @contextlib.contextmanager
 def capture() -> Iterator[io.StringIO]:
-    """What this thread logs and warns of, as text."""
+    """Collects what this thread logs and warns of inside the block, as text."""
     text, here = io.StringIO(), threading.get_ident()
     handler = logging.StreamHandler(text)
     handler.addFilter(lambda record: record.thread == here)
@@ -136,7 +136,7 @@ def capture() -> Iterator[io.StringIO]:
 
 
 def identify_kernels() -> Mapping[str, Any]:
-    """What the bits of results may depend on beside the code, as far as this process has loaded it."""
+    """Finds what the bits of results may depend on beside the code, as far as this process has loaded it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {"cpu": read_cpu_type()}

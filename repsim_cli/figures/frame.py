@@ -208,7 +208,7 @@ def _strip_control(make: Callable[[], Any]) -> Any:
 
 
 def _find_figure_texts(figure: Any) -> Iterator[Any]:
-    """All pieces of text, tick labels among them."""
+    """Finds all pieces of text of a figure, tick labels among them."""
     from matplotlib.text import Text
 
     for axis in find_axis_objects(figure):
@@ -302,7 +302,7 @@ def choose_line_styles(count: int) -> list[dict[str, Any]]:
 
 
 def choose_shades(count: int) -> list[Any]:
-    """As many colours in order, from dark to bright."""
+    """Chooses `count` colours in order, from dark to bright."""
     import numpy as np
     from matplotlib import colormaps
 

@@ -130,7 +130,9 @@ def find_matrix_axes(figure: Any) -> list[Any]:
 
 
 def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]) -> None:
-    """As many names as there is room for, in inches; those of heads together; none where a model has room for one."""
+    """Names layers on an axis, as many as `room` inches take; heads by their hook points where room is short.
+    Of several models with room for less than two names each, no layer is named. starts: the first layer of each model.
+    """
     if len(starts) > 1 and room < 2 * TICK * len(starts):
         axis.set_ticks([])
         return
@@ -165,7 +167,9 @@ def _mark(bar: Any, chance: Chance) -> None:
 
 
 def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
-    """Along the top of a matrix, a row of cells from white (0) to black (1) per share of its columns."""
+    """Draws a row of cells per share of the columns along the top of a matrix, from white (0) to black (1).
+    shares: by name, a share per column.
+    """
     size = axes.figure.get_size_inches()
     box = axes.get_position()
     for number, (name, share) in enumerate(reversed([*shares.items()])):
@@ -344,7 +348,9 @@ def add_model_names(axes: Any, which: str, models: list[str], ends: np.ndarray, 
 
 
 def choose_colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
-    """From the card's bounds, but from 0 where no value is below it; where a side has none, from the data."""
+    """The values at which the colours of a map begin and end: the card's bounds, but 0 where no value is below it.
+    Where the card has no bound on a side, the data's own. what: what the values are; standard errors (`se`) begin at 0.
+    """
     values = values[np.isfinite(values)]
     if what == "se":
         return 0.0, float(values.max(initial=1e-12))

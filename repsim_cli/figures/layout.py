@@ -35,7 +35,7 @@ _ROOM: ContextVar[Room] = ContextVar("room")
 
 @contextmanager
 def room(inches: float | None) -> Iterator[Room]:
-    """What figures drawn within have in all."""
+    """Tells the figures that are drawn inside the block how many inches they have in all."""
     given = Room(inches)
     token = _ROOM.set(given)
     try:
@@ -214,7 +214,7 @@ def _shrink(figure: Any, width: float) -> None:
 
 
 def _are_alike(panels: Sequence[Any]) -> bool:
-    """Whether these are one panel, or panels of one size beside and below each other."""
+    """Says whether these are one panel, or panels of one size beside and below each other."""
     boxes = [axes.get_position(original=True) for axes in panels]
     places = {(round(box.x0, 3), round(box.y0, 3)) for box in boxes}
     return len(places) == len(boxes) and all(
@@ -274,8 +274,9 @@ def _stack(figure: Any, width: float) -> float:
 
 
 def _show_outer(panels: Sequence[Any], across: int) -> None:
-    """Of panels that share an axis, those at the left and at the bottom have its names; a label that only some panels
-    have stands below the last of them."""
+    """Leaves the names of a shared axis to the panels at the left and at the bottom.
+    A label that one panel alone has stands below the middle of the last row. across: panels in a row.
+    """
     labels = {axes.get_xlabel() for axes in panels} - {""}
     alone = len(labels) == 1 and sum(bool(axes.get_xlabel()) for axes in panels) == 1
     for number, axes in enumerate(panels):

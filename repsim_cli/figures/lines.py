@@ -193,8 +193,9 @@ def _spread_places(places: Sequence[float], least: float) -> list[float]:
 
 
 def find_shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
-    """What chance gives over curves that each have one level: lowest, median and highest, by what it is. None where
-    none of them is about chance."""
+    """Finds what chance gives over curves that each have one level: lowest, median and highest, by what it is.
+    None where none of them is about chance.
+    """
     about = [curve.about["levels"] for curve in curves if curve.about.get("levels") is not None]
     names = dict.fromkeys(name for levels in about for name in levels)
     values = {name: [levels[name] for levels in about if name in levels] for name in names}
@@ -227,7 +228,9 @@ def draw_levels(
 
 
 def name_bands(panel: Any, shaded: Collection[str]) -> None:
-    """What is shaded, in the legend: the inner band, which is darker, first."""
+    """Puts what is shaded into the legend: the inner band, which is darker, first.
+    shaded: what each band is; of more than three, the first three.
+    """
     for words, grey in zip(dict.fromkeys(shaded), (0.45, 0.2, 0.1), strict=False):
         panel.fill_between([], [], [], color="grey", alpha=grey, linewidth=0, label=SHADED + words)
 
@@ -247,7 +250,7 @@ def _have_same_values(first: Sequence[float | int | None], second: Sequence[floa
 
 
 def mark_gaps(values: Sequence[float | int | None]) -> np.ndarray:
-    """None as NaN, where a line breaks."""
+    """The values as floats; NaN in place of None, where a line breaks."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 

@@ -15,7 +15,7 @@ THICK, LONG = 0.1, (0.8, 2.2)  # of a colour bar, inches
 
 
 def count_columns(panels: int) -> int:
-    """How many panels stand side by side.
+    """Counts the panels that stand side by side.
 
     >>> count_columns(3), count_columns(14), count_columns(30)
     (3, 4, 6)
@@ -57,7 +57,7 @@ def split_into_pages(name: str, items: Sequence[Item], most: int) -> Iterator[tu
 
 
 def find_outer_panels(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
-    """Whether each panel is the first of its row, and the lowest of its column."""
+    """Says of each panel whether it is the first of its row, and whether it is the lowest of its column."""
     across = axes[0].get_subplotspec().get_gridspec().ncols
     return [(number % across == 0, number + across >= len(axes)) for number in range(len(axes))]
 

@@ -64,7 +64,7 @@ def fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
 
 
 def _measure_text_length(text: Any) -> float:
-    """Along the lines of a text, in pixels."""
+    """Measures a text along its lines, in pixels."""
     extent = text.get_window_extent()
     return extent.height if text.get_rotation() == 90 else extent.width
 
@@ -101,7 +101,7 @@ def shorten_names(names: Sequence[str], most: int) -> list[str]:
 
 
 def _count_alike(parts: Sequence[Sequence[str]]) -> int:
-    """With how many parts all begin."""
+    """Counts the parts that all have alike at their beginning."""
     return len(list(itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))))
 
 

@@ -113,11 +113,11 @@ class Entry:
 
     @property
     def known(self) -> bool:
-        """Whether it was finished; `load` checks whether it still is intact."""
+        """Says whether the entry was finished; `load` checks whether it still is intact."""
         return any(self.folder.glob(f"{RECORD}-*"))
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name; `load` checks whether it is intact."""
+        """Says whether there is a file of this name; `load` checks whether it is intact."""
         return any(self.folder.glob(f"{glob.escape(name)}-*"))
 
     def load(self) -> None:

@@ -267,7 +267,7 @@ class Verdict:
 
     @property
     def over(self) -> str:
-        """How many units, in words; empty where none is known.
+        """The number of units, in words; empty where it is not known.
 
         >>> more = dict.fromkeys(["name", "source", "says", "measure", "statistic", "why"], "")
         >>> numbers = dict.fromkeys(["value", "se", "p", "opposite_p"], 0.0)
@@ -344,7 +344,7 @@ class Results:
         return ", ".join(filter(None, [pairs, measured.fixed_places]))
 
     def index_by_remedy(self) -> dict[str, dict[str, Measured]]:
-        """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
+        """Collects each measure as if it had been run with a remedy, by its label and the remedy; empty where none was."""
         by_label = {measured.label: measured for measured in self.measures}
         measures: dict[str, dict[str, Measured]] = {}
         for matrix in self.matrices.values():

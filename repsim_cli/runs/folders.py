@@ -15,8 +15,9 @@ log = logging.getLogger("repsim")
 
 
 def list_run_folders(root: Path) -> list[Path]:
-    """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
-    warning."""
+    """Lists all run folders under root, oldest first by their start.
+    Damaged and unreadable ones are left out, with a warning.
+    """
     return [
         folder
         for folder, _ in sorted(list_undamaged(find_folders(root)), key=lambda run: (run[1]["started"], str(run[0])))
@@ -24,7 +25,7 @@ def list_run_folders(root: Path) -> list[Path]:
 
 
 def find_folders(root: Path) -> Iterator[Path]:
-    """All folders under root that have a manifest, which is not read."""
+    """Finds all folders under root that have a manifest, which is not read. Warns of folders that cannot be read."""
     return (folder for folder, _, names in walk(root, _warn_left_out) if "manifest.json" in names)
 
 

@@ -145,7 +145,7 @@ def count_seconds(manifest: Mapping[str, Any]) -> float | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process writes this run, of whichever user; yes where its lock cannot be read."""
+    """Says whether a process writes this run, of whichever user; yes where its lock cannot be read."""
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY)
     except OSError as error:
@@ -184,7 +184,7 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
-    """Whether the run of this manifest has results."""
+    """Says whether the run of this manifest has results."""
     return "results.json" in manifest.get("files", {})
 
 

@@ -87,7 +87,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def find_outputs_root() -> Path:
-    """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
+    """The folder that run folders go to: REPSIM_OUTPUTS, or `outputs` in the current folder."""
     return check_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
 
 
@@ -359,7 +359,7 @@ def list_config_differences(now: Any, then: Any, path: str = "") -> list[str]:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether this process of this machine is running."""
+    """Says whether this process of this machine is running."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
