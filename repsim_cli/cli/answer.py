@@ -127,8 +127,10 @@ def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str) -> Ite
 
 
 def say_closest_layers(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
-    """Which layer of the second model is the closest of each of the first; layers in a row that have the same closest
-    one stand together."""
+    """Says which layer of the second model is the closest to each of the first.
+    Layers in a row that have the same closest one stand together. Where half or more have the same layer of the other
+    model, the others alone are named. word: what a layer is called.
+    """
     found, digits = answering.find_closest_layers(sides), answering.choose_number_format(sides.values)
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
@@ -191,7 +193,7 @@ def _say_chance_level(chance: Chance | None, record: Mapping[str, Any]) -> str:
 
 
 def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
-    """What the test says of the closest layers, as the table `closest layers` has it."""
+    """Says what the test found for the closest layers, as the table `closest layers` has it."""
     null: Any = measured.null
     matrix = next(
         m for m in measured.matrices if {m.rows.model, m.columns.model} == {sides.first, sides.second}
@@ -216,7 +218,7 @@ def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterato
 
 
 def _say_result_files(folder: Path) -> Iterator[str]:
-    """Where the figures, the folder and the page are."""
+    """Says where the figures, the folder and the page are."""
     figures = sorted((folder / "figures").glob("*.png"))
     yield from (f"  figure: {figure}" for figure in figures[:FIGURES])
     if len(figures) > FIGURES:

@@ -64,8 +64,9 @@ def find_newest_runs(root: Path) -> dict[str, Path]:
 
 
 def read_verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
-    """By claim and run: the verdict on every measure and the number of units, with its value and p where `values` are
-    asked for. Damaged runs are left out, with a warning."""
+    """Reads the verdicts of runs, by claim and run: of every measure, with the number of units.
+    Damaged runs are left out, with a warning. values: whether the value and p are said too.
+    """
     by_claim: dict[str, dict[str, list[str]]] = {}
     for name, folder in sorted(runs.items()):
         try:
@@ -86,7 +87,7 @@ def read_verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str
 
 
 def make_claims_table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
-    """In Markdown: a row per claim, with the verdicts of the runs."""
+    """Makes a table in Markdown: a row per claim, with the verdicts of the runs."""
     yield f"| {' | '.join((*COLUMNS, 'verdicts'))} |"
     yield "|" + " --- |" * (len(COLUMNS) + 1)
     for claim in claims:
@@ -107,7 +108,7 @@ def check(claims: Sequence[Any]) -> None:
 
 
 def list_tiny_experiments() -> Iterable[tuple[str, str, set[str]]]:
-    """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
+    """Lists every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
     from repsim_cli.config.compose import compose
 
     for experiment in describe_group("experiment"):

@@ -159,7 +159,9 @@ def diff_command(parsed: argparse.Namespace) -> int:
 
 
 def _list_differences(given: "RunInputs") -> Iterator[str]:
-    """What two runs rest on that is not the same: texts, models, settings; before any number is subtracted."""
+    """Lists what two runs rest on that is not the same: texts, models, settings; before any number is subtracted.
+    Names last what is the same, if anything is.
+    """
     yield from (f"  other texts: {a} | {b}; differences are of the texts too" for a, b in given.texts)
     yield from (f"  model {label}: {how}" for label, how in given.models.items())
     if given.settings:

@@ -65,7 +65,8 @@ def describe_command(given: argparse.Namespace) -> int:
 
 
 def find_meanings(name: str) -> list[Topic]:
-    """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
+    """Finds all meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is
+    none."""
     first, *keys = name.split(".")
     if first in SETTINGS:
         return [_narrow(_make_settings_topic(first), keys)]
@@ -170,7 +171,7 @@ class Selected(NamedTuple):
 
 
 def list_selectable_entries(group: str) -> dict[str, Selected]:
-    """All entries of a group, by name."""
+    """Lists all entries of a group, by name."""
     return {name: _select(group, name, comment) for name, comment in describe_group(group).items()}
 
 
@@ -189,7 +190,8 @@ def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
 
 
 def build_catalogue() -> list[Topic]:
-    """All studies, analyses, measures, kinds of models and data, and all entries that can be selected."""
+    """Makes the topics of all studies, analyses, measures, kinds of models and data, and of all entries that can be
+    selected."""
     return [make() for _, make in list_topic_makers()]
 
 

@@ -61,7 +61,7 @@ def describe_devices() -> list[str]:
 
 
 def describe_kernels() -> list[str]:
-    """Which BLAS serves numpy and torch, and the speed of a product of two square matrices, in GFLOP/s."""
+    """Describes the BLAS that serves numpy and torch, and the speed of a product of two square matrices, in GFLOP/s."""
     import numpy as np
     import threadpoolctl
     import torch

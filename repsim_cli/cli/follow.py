@@ -78,7 +78,9 @@ class Watching:
 
 
 def redraw_lines(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:
-    """What a terminal prints for `now` to stand under the new lines in place of `below`; and what stands there then."""
+    """Makes what a terminal prints for `now` to stand under the new lines in place of `below`.
+    Returns that text, and the lines that stand there then.
+    """
     if not new and now == below:
         return "", below
     above = f"\x1b[{len(below)}F\x1b[J" if below else ""
@@ -86,7 +88,7 @@ def redraw_lines(new: str, below: list[str], now: list[str]) -> tuple[str, list[
 
 
 def describe_progress(given: so_far.LiveMap) -> str:
-    """How far the map is, and its range."""
+    """Says how far the map is, and its mean and range."""
     cells = given.values[np.isfinite(given.values)]
     spread = f", mean {cells.mean():z.3f}, lowest {cells.min():z.3f}, highest {cells.max():z.3f}" if cells.size else ""
     return escape(f"{given.measured.label}: {given.state}{spread}")

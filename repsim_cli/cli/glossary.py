@@ -16,7 +16,9 @@ def find_glossary() -> Path:
 
 @cache
 def read_glossary() -> dict[str, str]:
-    """By heading (`Checkpoint, step`) the text below it, without Markdown's marks; empty where there is no file."""
+    """Reads the glossary: by heading (`Checkpoint, step`) the text below it, without Markdown's marks.
+    Empty where there is no file.
+    """
     if not find_glossary().is_file():
         return {}
     _, *parts = re.split(r"^## ", find_glossary().read_text(), flags=re.M)

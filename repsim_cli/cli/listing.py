@@ -59,7 +59,7 @@ def list_entries(group: str) -> list[ListEntry]:
 
 
 def _list_settings() -> Iterator[ListEntry]:
-    """Every setting of a run that is no setting of a component."""
+    """Lists every setting of a run that is no setting of a component."""
     from repsim_cli.cli.describe import list_settings_topics
 
     for topic in list_settings_topics():
@@ -98,7 +98,7 @@ def _is_closed(text: str) -> bool:
 
 
 def _name_own_settings(comments: Mapping[str, list[str]], content: Mapping[str, Any]) -> dict[str, str]:
-    """By entry, the settings that tell it from the others of its comment; of the only one nothing."""
+    """Names, by entry, the settings that tell it from the others of its comment; of the only one, nothing."""
     by_comment: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
     for name, comment in comments.items():
         by_comment.setdefault(tuple(comment), {})[name] = dict(list_leaves(content[name]))

@@ -124,7 +124,7 @@ def say_json(command: str, content: Mapping[str, Any]) -> None:
 
 
 def build_run_json(folder: Path) -> dict[str, Any]:
-    """What a run found, as `RUN` has it. The sentences are of the first two models."""
+    """Builds what a run found, as `RUN` has it. The sentences are of the first two models."""
     manifest = reader.read_manifest(folder)
     known = manifest["status"] == "complete" or reader.has_results(manifest)
     whole = reader.read_results(folder) if known else Results(study=manifest["study"])
@@ -187,7 +187,7 @@ def _build_pair_record(measured: Measured, sides: Sides) -> dict[str, Any]:
 
 
 def build_lists_json(groups: Iterable[str], runs: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """What `repsim list` lists, as SHAPES has it."""
+    """Builds what `repsim list` lists, as SHAPES has it."""
     return {
         "groups": {group: [entry._asdict() for entry in listing.list_entries(group)] for group in groups},
         "runs": list(runs),

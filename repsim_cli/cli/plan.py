@@ -39,7 +39,8 @@ def plan_lines(name: str, plan: Mapping[str, Any], misfits: Sequence[str]) -> li
 
 
 def _say_memory_room(memory: Mapping[str, float], free: float) -> list[str]:
-    """Whether the memory of a plan, in GB by part, is there, in one number; where it is not, what makes it smaller.
+    """Says whether the memory of a plan, in GB by part, is there, in one number; where it is not, what makes it
+    smaller.
 
     >>> _say_memory_room({"weights": 1.0, "rows": 9.0, "in all": 10.0, "limit": 12.0}, 11.0)
     ['  memory: 10.0 GB fit into the 12.0 GB that the run may use (11.0 GB are free now)']

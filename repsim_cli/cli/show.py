@@ -191,7 +191,9 @@ def show_command(parsed: argparse.Namespace) -> int:
 
 
 def _write_unit_lines(folder: Path) -> Iterator[str]:
-    """Where the units of a run ran, and how long; the longest first."""
+    """Writes where the units of a run ran, and how long, the longest first.
+    Below them stand those that were not done, and the node-hours of all.
+    """
     about = reader.read_manifest(folder).get("executor")
     records = read_records(folder)
     if not records:

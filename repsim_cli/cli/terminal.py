@@ -65,7 +65,7 @@ def check_torch() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether only errors are shown beside what a command answers."""
+    """Says whether only errors are shown beside what a command answers."""
     return bool(os.environ.get(QUIET))
 
 

@@ -45,7 +45,7 @@ def fit_command(parsed: argparse.Namespace) -> int:
 
 
 def _read_maps(place: Path) -> Iterator[str]:
-    """What the maps of a run keep, the run's warnings, and where all of it is."""
+    """Reads what the maps of a run keep, the run's warnings, and where all of it is."""
     found = reader.read_results(place)
     yield from (f"{who}: {what}" for who, what in found.answers)
     for file in sorted((place / "maps").iterdir()):
