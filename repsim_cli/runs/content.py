@@ -344,7 +344,7 @@ class Results:
         return ", ".join(filter(None, [pairs, measured.fixed_places]))
 
     def index_by_remedy(self) -> dict[str, dict[str, Measured]]:
-        """Collects each measure as if it had been run with a remedy, by its label and the remedy; empty where none was."""
+        """Collects each measure as if it had been run with a remedy, by label and by remedy; empty where none was."""
         by_label = {measured.label: measured for measured in self.measures}
         measures: dict[str, dict[str, Measured]] = {}
         for matrix in self.matrices.values():
