@@ -51,7 +51,7 @@ def timed(names: list[str], sentences: int) -> tuple[float, float]:
 
 
 def error(name: str, pairs: int = 6) -> float:
-    """Against the pair alone in float64, over random pairs of layers and two sentences.
+    """The largest error against the pair alone in float64, over random pairs of layers and two sentences.
 
     Cells are 0 in the causal model alone: the distributed measures keep all, so that a pair knows which they are.
     """

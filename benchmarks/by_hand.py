@@ -36,7 +36,7 @@ def _modules(close: Callable[[Tensor, Tensor], bool]) -> Callable[..., Said]:
 
 
 def _calls(model: Any, batch: Batch) -> dict[str, tuple[tuple, dict, Tensor]]:
-    """What each module takes and gives when it is first called."""
+    """Records what each module takes and gives when it is first called, by its name."""
     found: dict[str, tuple[tuple, dict, Tensor]] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -66,7 +66,9 @@ def _cloned(value: Any) -> Any:
 
 
 def _components(reference: Any, candidate: Any, batch: Batch) -> Said:
-    """Each module of the candidate alone, on what the reference's module gets."""
+    """Runs each module of the candidate alone, on what the reference's module gets.
+    Says whether one differs, and the first that does.
+    """
     theirs = dict(candidate.named_modules())
     off = 0.3 if next(reference.parameters()).dtype == torch.bfloat16 else 1e-4
     for name, (args, kwargs, r) in _calls(reference, batch).items():
@@ -121,7 +123,8 @@ CHECKS: dict[str, Callable[[Any, Any, Batch], Said]] = {
 
 
 def said_by_hand(reference: Any, candidate: Any, batch: Batch, places: Places) -> dict[str, tuple[bool, bool]]:
-    """By check, whether it calls the two different, and whether the first module that does is where the fault stands.
+    """Says, by check, whether it calls the two different, and whether the first module that does is where the fault
+    stands.
 
     Generous: a module inside the place, or around a point of it, is right too; places outside of the blocks are right
     when any module outside of them is named.

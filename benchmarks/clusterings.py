@@ -159,7 +159,7 @@ def tree(apart: Square, count: int, method: str) -> Labels:
 
 
 def k_means(apart: Square, count: int) -> Labels:
-    """On the coordinates of classical multidimensional scaling."""
+    """Clusters by k-means, on the coordinates of classical multidimensional scaling."""
     centre = np.eye(len(apart)) - 1 / len(apart)
     values, vectors = eigh(-centre @ apart**2 @ centre / 2, subset_by_index=[len(apart) - MOST, len(apart) - 1])
     return KMeans(count, n_init=3, random_state=0).fit_predict(vectors * np.sqrt(np.maximum(values, 0)))
@@ -194,13 +194,15 @@ def counts(apart: Square) -> range:
 
 
 def by_silhouette(apart: Square, ways: Callable[[int], Labels]) -> Labels:
-    """As many as have the largest silhouette, where it is at least STRUCTURE."""
+    """The partition into as many groups as have the largest silhouette; one group where that is below STRUCTURE.
+    ways: the partition into a number of groups.
+    """
     best = max(counts(apart), key=lambda k: silhouette(apart, ways(k)))
     return ways(best) if silhouette(apart, ways(best)) >= STRUCTURE else np.zeros(len(apart), int)
 
 
 def gaps(values: Square, larger: bool) -> np.ndarray:
-    """Between eigenvalues k and k + 1 of the normalised Laplacian, k from 2 on."""
+    """The gaps between eigenvalues k and k + 1 of the normalised Laplacian, k from 2 on."""
     whole = eigh(laplacian(convert_to_affinities(values, larger), normed=True), eigvals_only=True)
     return np.diff(whole[1 : counts(values)[-1] + 1])
 
@@ -230,7 +232,7 @@ def density(apart: Square) -> Labels:
 
 
 def answers(case: Case) -> Iterator[tuple[str, Labels]]:
-    """By method: the groups where the data choose their number."""
+    """The groups by method, where the data choose their number."""
     values, larger = case.values, case.larger
     apart = convert_to_distances(values, larger)
     yield "spectral (package)", find_spectral_clusters(values, larger, count=None).labels
@@ -247,7 +249,7 @@ def answers(case: Case) -> Iterator[tuple[str, Labels]]:
 
 
 def as_many(case: Case) -> Iterator[tuple[str, Labels]]:
-    """By method: as many groups as were planted."""
+    """The groups by method, as many as were planted."""
     count, apart = int(case.labels.max()) + 1, convert_to_distances(case.values, case.larger)
     yield "spectral (package)", spectrum(case, count)
     yield "segments (package)", pieces(apart, count)

@@ -47,7 +47,7 @@ PYTHIA = ",".join(f"pythia_{size}" for size in ("70m", "160m", "410m", "1b", "1_
 
 
 def tokenizer(model: str) -> str:
-    """Of another model, for one that is a shape alone."""
+    """The word that gives a model that is a shape alone the tokenizer of another model."""
     folder = Path(repsim_cli.__file__).parent / "assets" / "models" / "tiny_a"
     return f"++model.{model}.tokenizer={folder}"
 
@@ -149,7 +149,7 @@ def solvings(compared: Comparison) -> list[Work]:
 
 
 def packed(seconds: Sequence[float], workers: int) -> float:
-    """When the last of so many workers is ready, who each take the longest of what is left."""
+    """The time at which the last of so many workers is ready, who each take the longest of what is left."""
     ends = [0.0] * workers
     for each in sorted(seconds, reverse=True):
         ends[ends.index(min(ends))] += each
@@ -169,7 +169,7 @@ def phase(units: Sequence[Work], workers: int, speed: float, nodes: int) -> tupl
 
 
 def row(name: str, place: Place, compared: Comparison, *, trained: bool = False, solved: bool = False) -> str:
-    """Of the table of costs."""
+    """A row of the table of costs. trained: the trainings too. solved: pairs are solved one by one."""
     phases = [(trainings(compared), place.workers, place.speed)] if trained else []
     phases += [(recordings(compared, place.cached, place.workers), place.workers, place.speed)]
     if gathered := gatherings(compared, place.workers):

@@ -75,7 +75,7 @@ STITCHES = [
 
 
 def start_own(count: int) -> tuple[Any, list[int], Any]:
-    """How to ask, the processes, how to end them."""
+    """Starts workers; gives how to ask one, the processes, and how to end them."""
     workers = [WorkerProcess.start() for _ in range(count)]
 
     def ask(*call: Any) -> Any:
@@ -199,7 +199,7 @@ def command(folder: Path, cache: str, words: list[str]) -> tuple[list[str], dict
 
 
 def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
-    """Those of the run in this folder."""
+    """The results and arrays of the run in this folder."""
     found = json.loads((folder / "results.json").read_text())
     for analysis in found["analyses"].values():
         analysis.pop("code")
@@ -242,8 +242,9 @@ def bits(words: list[str]) -> None:
 
 
 def kills(count: int = 50) -> None:
-    """For each engine, so many kills of random workers amid their units, and once in five of the driver, after which
-    another one starts on the same cache."""
+    """Prints, for each engine, what so many kills of random workers amid their units cost.
+    One in five is of the driver, after which another one starts on the same cache.
+    """
     print("| engine | workers killed | drivers killed | units | begun again | computed twice | other values |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for engine in ENGINES:
@@ -295,7 +296,8 @@ def drive(engine: str, folder: str, address: str, count: str) -> None:
 
 
 def killing(asked: list[str], folder: Path, count: int) -> Counter[str]:
-    """What was killed until a driver came to its end: each time that a unit or two have begun, one victim."""
+    """Kills until a driver comes to its end: each time that a unit or two have begun, one victim. Counts what was
+    killed."""
     draw, killed, seen = random.Random(0), Counter[str](), 0
     (log := folder / LOG).touch()
     while True:

@@ -30,7 +30,7 @@ TRUTH = {
 
 
 def mean(name: str, rows: int, correlation: float, draws: int = DRAWS) -> float | None:
-    """Over draws; None where the measure refuses so few rows."""
+    """The mean over draws; None where the measure refuses so few rows."""
     values = []
     for seed in range(draws):
         draw = np.random.default_rng([seed, rows, round(100 * correlation)])

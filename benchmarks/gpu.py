@@ -74,7 +74,7 @@ class Device:
         return min(times)
 
     def peak(self) -> str:
-        """Of memory since the last call."""
+        """The peak of memory since the last call, in words."""
         if self.name != "cuda":
             return ""
         taken = torch.cuda.max_memory_allocated() / 1e9

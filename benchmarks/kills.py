@@ -95,7 +95,7 @@ def serve() -> None:
 
 
 def numbers(folder: Path) -> dict[str, bytes]:
-    """What must be the same to the bit: results.json and every array."""
+    """The files that must be the same to the bit: results.json and every array."""
     files = [folder / "results.json", *sorted((folder / "arrays").iterdir())]
     return {file.name: file.read_bytes() for file in files}
 

@@ -74,8 +74,9 @@ def simulated(promises: Sequence[Promise], draws: int, seed: int) -> list[Simula
 
 
 def kept(promise: Promise, found: Simulated) -> str:
-    """Whether the promise is kept: within three errors, and a rate within 0.02, of what is nominal. A level below that,
-    or a cover above, is kept at the cost of power."""
+    """Says whether the promise is kept: within three errors, and a rate within 0.02, of what is nominal.
+    A level below that, or a cover above, is kept at the cost of power.
+    """
     off = found.mean - promise.nominal
     if promise.kind == "power":
         return "yes" if found.mean >= LEAST else "NO"

@@ -113,7 +113,7 @@ def drawn(
 def promises(
     setting: str, draws: int, count: int, length: int, given: Sequence[Sequence[Planted]], following: float = 0.0
 ) -> list[Promise]:
-    """Of the value and of all its parts."""
+    """The promises of the value and of all its parts."""
     models, twins = given
     draw, true = partial(drawn, count, length, models, twins, following), truth(models, twins)
     said = f"{count} documents of about {length} rows, {setting}"

@@ -71,7 +71,7 @@ def scaled(sd: float) -> Curves:
 
 
 def of_one_base(rng: Rng, count: int, layers: int) -> np.ndarray:
-    """What the base gives to all of its seeds has no trend: an even curve."""
+    """Draws curves of seeds of one base. What it gives to all of them has no trend: an even curve."""
     given = wandering(rng, 1, layers, 0.8)
     return (given + given[:, ::-1]) / 2 + 0.5 * wandering(rng, count, layers, 0.8)
 
@@ -112,7 +112,7 @@ def by_pairs(curves: Curves, models: int, layers: int, families: int = 99, **mor
 
 
 def by_distance(curves: Curves, models: int, layers: int) -> Make:
-    """Within each model similarity follows a curve over the layers between, with noise of cells."""
+    """Makes models within each of which similarity follows a curve over the layers between, with noise of cells."""
 
     def made(rng: Rng) -> tuple:
         values = np.zeros((models * layers, models * layers))

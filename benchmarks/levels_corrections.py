@@ -64,8 +64,9 @@ def centred(gram: np.ndarray) -> np.ndarray:
 
 
 def drawn_map(rng: np.random.Generator, sizes: list[int], settings: Significance, effect: float) -> JudgedValues:
-    """Of statistics that share a factor, with nulls of different widths; the first cell of the first two models has an
-    effect, in deviations."""
+    """Judges a map of statistics that share a factor, with nulls of different widths.
+    effect: of the first cell of the first two models, in deviations.
+    """
     count, k = sum(sizes), settings.permutations + 1
     both = rng.normal(size=(k, count, count)) + rng.normal(size=(k, 1, 1))
     both[0, 0, sizes[0]] += effect * 2**0.5
@@ -91,7 +92,7 @@ def of_two(corrected: Matrix | None, size: int) -> Matrix | None:
 
 
 def heavy_rows(rng: np.random.Generator, *, rows: str, n: int, size: int, related: float) -> float:
-    """Whether a cell is found, or with related rows the first."""
+    """Says whether a cell is found, or with related rows the first: 1 or 0."""
     found = closed_map(rng, ROWS[rows], n, size, related)
     if found is None:
         return 0.0
@@ -99,7 +100,7 @@ def heavy_rows(rng: np.random.Generator, *, rows: str, n: int, size: int, relate
 
 
 def corrections(rng: np.random.Generator, *, sizes: list[int], settings: Significance, effect: float, by: str) -> float:
-    """Whether a cell of two models is found, or with an effect the first."""
+    """Says whether a cell of two models is found, or with an effect the first: 1 or 0."""
     found = getattr(drawn_map(rng, sizes, settings, effect), by)
     if found is None:
         return 0.0
@@ -109,7 +110,9 @@ def corrections(rng: np.random.Generator, *, sizes: list[int], settings: Signifi
 
 
 def stored(rng: np.random.Generator, *, shared: float, documents: int, each: int) -> float:
-    """Whether p of one pair of layers is small. Half of the variance is between documents; shared: of both models."""
+    """Says whether p of one pair of layers is small: 1 or 0. Half of the variance is between documents.
+    shared: what both models have in common.
+    """
     count = documents * each
     of = np.repeat(np.arange(documents), each)
     common = shared * rng.normal(size=(count, 8))

@@ -75,7 +75,7 @@ def judged(
     permutations: int = PERMUTATIONS["level"],
     apart: bool = False,
 ) -> judging.JudgedValues:
-    """What a run with permutations says of two models of one layer. apart: over pairs of different documents alone."""
+    """Judges two models of one layer as a run with permutations does. apart: pairs of different documents alone."""
     settings = Significance(method="permutation", permutations=permutations, order=order)  # type: ignore[arg-type]
     exchanged = find_segments([documents], [beginnings], None if alike is None else [alike])
     known = properties or {}
@@ -220,7 +220,7 @@ NAMES = ("cka_unbiased", "mutual_knn")
 
 
 def tests_of(kind: str, nominal: float, draws: int, added: str, **given: float) -> list[Promise]:
-    """How often unrelated documents, or those that share a signal, are found related."""
+    """The promises of how often unrelated documents, or those that share a signal, are found related."""
     return [
         Promise(
             P, f"{setting}{added}; {name}", kind, nominal, draws,
@@ -253,7 +253,7 @@ ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
 
 
 def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
-    """Whether the answer does not say that two unrelated models have nothing in common."""
+    """Says whether the answer fails to say that two unrelated models have nothing in common."""
     documents = np.repeat(np.arange(count), size)
 
     def model() -> dict[str, np.ndarray]:

@@ -42,7 +42,7 @@ def compared(
 def said(
     rng: np.random.Generator, verdict: str, values: int, chance: float, first: float, others: float, **of
 ) -> float:
-    """Whether the first of so many values has the verdict. chance: p against it."""
+    """Says whether the first of so many values has the verdict: 1 or 0. chance: p against it."""
     judged = [rule.judge(compared(rng, at=first if i == 0 else others, **of)) for i in range(values)]
     p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.list_contrasts(rule.MARGIN)}
     return float(rule.decide_verdicts({**p, "chance": np.full(values, chance)}, ALPHA)[0] == verdict)
@@ -106,8 +106,9 @@ def single(rng: np.random.Generator, shapes: int) -> float:
 
 
 def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: float, wide: float = 1.0) -> float:
-    """Whether the band holds the mean. Values are sums of one number of each model and of the pair. wide: spread of the
-    last group."""
+    """Says whether the band holds the mean: 1 or 0. Values are sums of one number of each model and of the pair.
+    wide: spread of the last group.
+    """
     count = sum(sizes)
     shifts, pairs = rng.normal(size=(count, 1)), noise * rng.normal(size=(count, count, 1))
     shifts[-sizes[-1] :] *= wide
@@ -149,7 +150,7 @@ def sample(rng: np.random.Generator, documents: int, between: float, heavy: floa
 def jackknifed(
     rng: np.random.Generator, documents: int, between: float, heavy: float, known: dict[tuple[float, ...], float]
 ) -> float:
-    """Whether the t interval holds the mean of samples of as many documents, which is drawn once."""
+    """Says whether the t interval holds the mean of samples of as many documents, which are drawn once: 1 or 0."""
 
     def value(of: np.random.Generator, observe: Callable) -> float:
         made = compute_all_pairs({"cka": measures.get("cka")}, sample(of, documents, between, heavy), observe=observe)

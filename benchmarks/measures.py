@@ -250,7 +250,7 @@ def together(n: int = 2048, d: int = 384) -> None:
 
 
 def full() -> None:
-    """All 33 930 pairs of 260 layers of 4096 rows and 768 features, against the peak of torch.mm."""
+    """Times all 33 930 pairs of 260 layers of 4096 rows and 768 features, against the peak of torch.mm."""
     xs = layers(20, 13, 4096, 768)
     ctypes.CDLL(None).malloc_trim(0)  # what making them left behind is no part of the peak
     a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)

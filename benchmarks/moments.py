@@ -77,7 +77,7 @@ def read(results: Path) -> Any:
 
 
 def values(run: Path, measure: Any) -> np.ndarray:
-    """All layers of both models against all; of a symmetric measure b with a is a with b."""
+    """The values of all layers of both models against all; of a symmetric measure b with a is a with b."""
     parts = {(m["rows"]["model"], m["columns"]["model"]): np.load(run / m["values"]) for m in measure["matrices"]}
     parts.setdefault(("b", "a"), parts["a", "b"].T)
     return np.block([[parts[row, column] for column in "ab"] for row in "ab"])
@@ -118,7 +118,7 @@ def main(folder: Path, rows: int, width: int, gb: float) -> None:
 
 
 def products(rows: int, width: int, layers: int) -> None:
-    """All pairs of layers, in memory, one of them far from the origin and with massive features; one thread."""
+    """Times all pairs of layers, in memory, one of them far from the origin and with massive features; one thread."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     xs = [torch.randn(rows, width, generator=generator) for _ in range(layers)]

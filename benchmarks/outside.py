@@ -346,7 +346,7 @@ def bias_twice(parts, block):
 
 @outside()
 def mlp_beside_attention(parts, block):
-    """In parallel, not one after the other."""
+    """Feeds the MLP what attention is fed: in parallel, not one after the other."""
     norm = next((path for path in parts.norms(block) if "post_attention" in path or path == "ln_2"), None)
     if norm is None:
         return None

@@ -45,7 +45,7 @@ def words(model: str, ewt: str, count: int) -> tuple[rows.Source, Sequences, Ext
 
 @torch.inference_mode()
 def bare(module: torch.nn.Module, given: Sequences) -> None:
-    """Every token once, without padding."""
+    """Runs the module on every token once, without padding."""
     lengths = given.mask.sum(1)
     for length in np.unique(lengths):
         alike = np.flatnonzero(lengths == length)

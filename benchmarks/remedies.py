@@ -70,7 +70,7 @@ def cka(layers: Sequence[Tensor]) -> np.ndarray:
 
 
 def halves(file: Path, folder: Path) -> list[tuple[Path, str]]:
-    """Each half of the file, written into the folder, and what a row is."""
+    """Writes each half of the file into the folder; gives the halves, and what a row of each is."""
     words = file.suffix == ".conllu"
     parts = file.read_text(encoding="utf-8").split("\n\n" if words else "\n")
     found = []
@@ -147,7 +147,7 @@ def of_models(file: str, models: Sequence[str]) -> None:
 
 
 def planted(rng: np.random.Generator) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """By what hides it, two tables that share a signal in four directions; in the last case, in three large ones."""
+    """Draws two tables that share a signal in four directions, by what hides it; then in three large ones, or none."""
     n, d = 160, 64
     shared = rng.normal(size=(n, 4))
     base = [0.35 * shared @ rng.normal(size=(4, d)) + rng.normal(size=(n, d)) for _ in range(2)]

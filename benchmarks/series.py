@@ -79,7 +79,7 @@ def run_at(folder: Path) -> results.Run:
 
 
 def bare(folder: Path, scratch: Path) -> None:
-    """Every checkpoint opened, hashed, loaded and run, and nothing else."""
+    """Opens, hashes, loads and runs every checkpoint, and does nothing else."""
     training = study(folder, cache=False).trainings["m"]
     sequences = training.start(run_at(scratch / "run"))
     for checkpoint in training.series.checkpoints:

@@ -54,7 +54,7 @@ def faults(name: str) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
 
 
 def _split(model: Any, parts: int) -> None:
-    """Every product is summed in another order."""
+    """Makes every product of a linear map sum in another order: over so many parts of its inputs."""
     for module in model.modules():
         if type(module).__name__ == "Linear":
 
@@ -67,7 +67,7 @@ def _split(model: Any, parts: int) -> None:
 
 
 def _products(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    """Every product of a linear map is made by change(its own forward, inputs)."""
+    """Makes every product of a linear map by change(its own forward, inputs)."""
 
     def other(model: Any) -> None:
         for module in model.modules():
