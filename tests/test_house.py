@@ -156,18 +156,15 @@ def is_participle(name):
     return first in PAST or (first.endswith(("ed", "ing")) and first not in NOT_PARTICIPLES)
 
 
+def decorators_of(function):
+    """The names of its decorators."""
+    called = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
+    return {ast.unparse(each).split(".")[-1] for each in called}
+
+
 def is_called(function):
-    """Whether it is a function of the code, and neither a property nor something that its name registers."""
-    decorators = [
-        decorator.func if isinstance(decorator, ast.Call) else decorator for decorator in function.decorator_list
-    ]
-    return not {ast.unparse(each).split(".")[-1] for each in decorators} & {
-        "property",
-        "cached_property",
-        "register",
-        "analysis",
-        "claim",
-    }
+    """Says whether it is a function of the code, and neither a property nor something that its name registers."""
+    return not decorators_of(function) & {"property", "cached_property", "register", "analysis", "claim"}
 
 
 def test_functions_are_verbs():
@@ -182,6 +179,25 @@ def test_functions_are_verbs():
             ):
                 wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not wrong, "a function is a verb: `centre`, not `centred`"
+
+
+NOT_DONE = {
+    "against", "all", "along", "as", "at", "between", "both", "by", "each", "every", "for", "from", "how", "in", "inside",
+    "never", "none", "of", "on", "over", "per", "so", "those", "what", "when", "where", "whether", "which", "why", "with",
+    "within",
+}  # fmt: skip
+
+
+def test_docstrings_begin_with_what_is_done():
+    """Or with the value that a function gives; a claim's docstring is the finding that was published."""
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and "claim" not in "".join(decorators_of(node)):
+                words = (ast.get_docstring(node) or "").lower().split()
+                if words and words[0].strip(",;:.") in NOT_DONE:
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not wrong, "a docstring begins with a verb (`Finds`, `Says whether`) or with the value (`The mean of ...`)"
 
 
 NOTHING_TWICE = re.compile(r", got (none|nothing|neither|\{\}|\[\])[;\"]")

@@ -51,7 +51,7 @@ class ModularPairs(Data):
 
 @data.register("modular_pairs")
 def modular_pairs(*, numbers: Modulus = 59) -> ModularPairs:
-    """All pairs (a, b) of whole numbers, each a sequence of two tokens.
+    """The pairs (a, b) of all whole numbers below a limit, each a sequence of two tokens.
 
     numbers: the numbers are 0, 1, ... up to one below this.
     """

@@ -116,7 +116,7 @@ def estimate_pairs_cost(
     batches: float = 1.0,
     permutations: int = 0,
 ) -> Cost:
-    """So many pairs of layers of these widths, on so many rows in each of the batches.
+    """Estimates comparing so many pairs of layers of these widths, on so many rows in each of the batches.
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
     count per pair; slow measures as many products of square matrices as they declare, and the work of THIN of their

@@ -134,7 +134,7 @@ def _measure_output_differences(
 
 
 def _read_map_cases(run: Finished, metric: str) -> Iterator[Case]:
-    """At every hook point the models whose layers there are those of the first model, under each measure."""
+    """Reads, at every hook point, the models whose layers there are those of the first model, under each measure."""
     measured = next(iter(run.maps.values()), None)
     if measured is None:
         return

@@ -75,7 +75,8 @@ def compute_matthews(first: Sequence[bool], second: Sequence[bool], names: tuple
 
 
 def tabulate_matthews(similarity: Sequence[Curve], ranks: Sequence[Curve], options: Ranks) -> Table:
-    """Per model and kind of matrix: layers that converge early, layers of large rank, and their Matthews correlation.
+    """Tabulates layers that converge early, layers of large rank, and their Matthews correlation.
+    The rows are models and kinds of matrices.
 
     Raises BadInput where the two have other layers.
     """
