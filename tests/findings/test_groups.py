@@ -323,6 +323,26 @@ def test_claims_on_similarity_and_distance():
     assert clusters_are_the_groups(GroupDistances(small.groups, found.values)).verdict == "not testable here"
 
 
+def test_the_early_share_has_the_error_of_the_jackknife():
+    groups, shares = models(5, 5), np.array([0.25, 0.5, 0.75, 1.0])
+    values = planted(np.random.default_rng(7), apart=0.5)
+    values[:5, 5:, 0] += 0.1
+    values[5:, :5, 0] += 0.1
+
+    def gap(layers, kept):
+        between = [values[i, j, layers].mean() for i in kept for j in kept if (i < 5) != (j < 5)]
+        within = [values[i, j, layers].mean() for i in kept for j in kept if (i < 5) == (j < 5) and i != j]
+        return np.mean(between) - np.mean(within)
+
+    def share(kept):
+        return gap([0, 1], kept) / gap([3], kept)
+
+    found = groups_alike_early(Depths(groups, values, shares, False))
+    left_out = [share([i for i in range(10) if i != gone]) for gone in range(10)]
+    assert found.value == pytest.approx(share(range(10)))
+    assert found.se == pytest.approx(3 * np.std(left_out))
+
+
 METRICS = {
     "u": {"acc": 0.9, "f1": 1.0},
     "v": {"acc": 0.1, "f1": 2.0},
