@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.recorded import recorded
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, draw_derangement, exchange
@@ -47,6 +49,22 @@ def mean_of_pairings(a, b, given):
         ]
         total += a[i, j] * np.mean(met)
     return total
+
+
+@given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=2, max_size=9))
+@example({(0, 0), (1, 0), (2, 1), (3, 1)})  # no unit has both places
+@example({(0, 0), (0, 1), (1, 0), (2, 1)})  # one alone has
+def test_chance_is_exact_where_every_cell_has_others_to_meet(rows):
+    unit, place = np.array(sorted(rows)).T
+
+    def meets(i, j):
+        at_i, at_j = (np.flatnonzero((place == place[row]) & (unit != unit[row])) for row in (i, j))
+        together = unit[i] == unit[j]
+        return any((unit[k] == unit[m]) == together for k, m in itertools.product(at_i, at_j))
+
+    found = index_row_places(Exchange(unit, place, "documents"), 1)
+    every = all(meets(i, j) for i, j in itertools.product(range(len(unit)), repeat=2))
+    assert (found is not None and found.whole) == every
 
 
 def prepared(names, sides, given, tile=4, **settings):
