@@ -200,6 +200,29 @@ def test_docstrings_begin_with_what_is_done():
     assert not wrong, "a docstring begins with a verb (`Finds`, `Says whether`) or with the value (`The mean of ...`)"
 
 
+def test_docstrings_name_what_is_there():
+    """What stands in backticks is a name of the code, of a file, of a setting, or a word of a text in the code."""
+    named, words = [], {file.stem for file in PACKAGE.rglob("*")}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        text, told = file.read_text(), []
+        for node in house.parts(file):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                told.append(ast.get_docstring(node, clean=False) or "")
+        named += [(str(file.relative_to(ROOT)), name) for name in IN_BACKTICKS.findall("\n".join(told))]
+        for each in told:
+            text = text.replace(each, "") if each else text
+        words |= set(re.findall(r"\w+", text))
+    words |= {word for file in (ROOT / "conf").rglob("*.yaml") for word in re.findall(r"\w+", file.read_text())}
+    words |= MADE | OF_OTHERS
+    assert not [each for each in named if not words.issuperset(each[1].split("."))]
+    assert len(named) > 500
+
+
+MADE = {"random_0", "heads_removed", "neurons_removed"}  # from parts
+OF_OTHERS = {"cmp", "sacct", "silhouette_score", "PreTrainedModel", "tie_weights"}
+IN_BACKTICKS = re.compile(r"`([A-Za-z_]\w+(?:\.[A-Za-z_]\w+)*)`")
+
+
 NOTHING_TWICE = re.compile(r", got (none|nothing|neither|\{\}|\[\])[;\"]")
 
 

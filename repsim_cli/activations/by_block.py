@@ -129,7 +129,7 @@ class ByBlock:
     """What is run by block.
 
     part: the backbone in eval mode, on its device and in its dtype, with the weights of some modules alone.
-    windows: of the sequences (`windows_of`). entry: of the cache, for the rows.
+    windows: of the sequences (`cut_sequence_windows`). entry: of the cache, for the rows.
     """
 
     reading: Reading

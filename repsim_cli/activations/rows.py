@@ -64,7 +64,7 @@ def stream_row_blocks(
     """Paired rows of every layer of every model, one window of sequences (`batching`) at a time, in row order, from
     first_row on.
 
-    The rows of the sequences are the same for all models (`same_rows`).
+    The rows of the sequences are the same for all models (`have_same_rows`).
     """
     modules, sequences, recorders = running.modules, running.sequences, running.recorders
     if not sequences:

@@ -1,6 +1,6 @@
 """What commands answer as JSON, for programs that drive repsim; `docs/programs.md` says what each key is.
 
-Every document has `schema` and `command`. `SHAPES` says what else, as `base/documents.misfit` reads it.
+Every document has `schema` and `command`. `SHAPES` says what else, as `base/documents.find_misfit` reads it.
 """
 
 import json

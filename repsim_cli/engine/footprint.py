@@ -47,7 +47,7 @@ Bytes = dict[str, float]  # by part
 
 
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
-    """Calls `unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
+    """Calls `note_unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
     needed = memory or (lambda rows: estimate_comparison_memory(comparison, rows))
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, count_rows_per_comparison(comparison), comparison.hardware, comparison.live, key=key)
