@@ -2,8 +2,8 @@
 their estimates.
 
 In this order: rows of skipped places and tokens are left out, then features with a large share of the variance, then
-features, directions or rows are brought to one scale. Shares and scales come from one pass over all rows that are left,
-directions from rows spread over it.
+features, directions or rows are brought to one scale. Shares and scales, where they are asked for, come from one pass
+over all rows that are left, directions from rows spread over it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,6 +121,30 @@ class Scaling(NamedTuple):
     capped: Capped | None = None
 
 
+class FeatureMoments:
+    """Sums of the features of several layers and of their squares, around the means of the first rows that pass."""
+
+    def __init__(self) -> None:
+        self.count, self.shifts, self.sums, self.squares = 0, [], [], []
+
+    def add(self, batch: Sequence[Float[Tensor, "n _"]]) -> None:
+        wide = [x.double() for x in batch]
+        if not self.shifts:
+            self.shifts = [x.mean(0) for x in wide]
+            self.sums, self.squares = ([torch.zeros_like(shift) for shift in self.shifts] for _ in range(2))
+        for x, shift, total, square in zip(wide, self.shifts, self.sums, self.squares, strict=True):
+            x = x - shift
+            total += x.sum(0)
+            square += x.square_().sum(0)
+        self.count += len(wide[0])
+
+    def of(self, layer: int) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """The variances and the means of the features of a layer, float64."""
+        total, square = self.sums[layer], self.squares[layer]
+        variance = (square - total**2 / self.count).clamp_min(0) / self.count
+        return variance, self.shifts[layer] + total / self.count
+
+
 class Remedies:
     """What happens to the rows that models give.
 
@@ -149,24 +173,17 @@ class Remedies:
 
     def measure(self, stream: Iterator[RowBlock], layers: Sequence[Layer]) -> None:
         """Takes shares and scales of features from all rows of the run, which pass in this stream."""
-        count, shifts, sums, squares = 0, [], [], []
-        sample = RowSample() if self.extract.normalise == "directions" else None
+        extract = self.extract
+        sample = RowSample() if extract.normalise == "directions" else None
+        moments = FeatureMoments() if extract.drop_features < 1 or extract.normalise == "features" else None
         for batch in regroup(stream, PASSED, 0, rest=True):
-            if sample is not None:
-                sample.add(batch)
-            wide = [x.double() for x in batch]
-            if not shifts:
-                shifts = [x.mean(0) for x in wide]
-                sums, squares = ([torch.zeros_like(shift) for shift in shifts] for _ in range(2))
-            for x, shift, total, square in zip(wide, shifts, sums, squares, strict=True):
-                x = x - shift
-                total += x.sum(0)
-                square += x.square_().sum(0)
-            count += len(wide[0])
-        for number, (layer, shift, total, square) in enumerate(zip(layers, shifts, sums, squares, strict=True)):
-            variance = (square - total**2 / count).clamp_min(0) / count
-            mean = shift + total / count
-            scaling = compute_scaling(variance, mean, self.extract, layer)
+            for taker in (sample, moments):
+                if taker is not None:
+                    taker.add(batch)
+        for number, layer in enumerate(layers):
+            scaling = Scaling(None, None, [], 0.0)
+            if moments is not None:
+                scaling = compute_scaling(*moments.of(number), extract, layer)
             if sample is not None:
                 rows = sample.of(number)
                 scaling = scaling._replace(

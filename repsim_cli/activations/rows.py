@@ -23,6 +23,7 @@ from repsim_cli.activations.batching import (
     measure_lengths,
 )
 from repsim_cli.activations.capture import Reader, capture
+from repsim_cli.activations.linear import speed_up_linear_layers
 from repsim_cli.activations.places import (
     count_given_rows,
     count_kept_rows,
@@ -149,6 +150,7 @@ class Forward:
         self.counts, self.lengths = count_given_rows(sequences, extract), measure_lengths(find_used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
         self.weights = make_input_template(module)
+        self.sped_up = speed_up_linear_layers(self.weights)
         self.fits: int | None = None
 
     @cached_property
@@ -209,7 +211,8 @@ class Forward:
         inputs, mask, more = make_input_tensors(given, self.source, self.weights)
         chosen = torch.from_numpy(mark_read_places(given, self.extract)).to(self.weights.device)
         try:
-            by_point = self.read(inputs, mask, **more)
+            with self.sped_up:
+                by_point = self.read(inputs, mask, **more)
         except RepsimError as error:
             raise RunFailed(f"model.{self.reading.label}: {error}") from error
         taken = []

@@ -21,7 +21,7 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.cache import Entry, make_cache_key, use
 
 log = logging.getLogger("repsim")
-CODE = 4  # raise when a change of the code changes the content of entries (tests/test_codes.py)
+CODE = 5  # raise when a change of the code changes the content of entries (tests/test_codes.py)
 PACKAGES = ("torch", "transformers", "transformer-lens")  # that models run in
 
 

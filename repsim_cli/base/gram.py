@@ -39,21 +39,26 @@ def split_square(rows: slice) -> Iterator[tuple[slice, slice]]:
 def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """x @ x.T."""
     x = x.contiguous()
-    product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
     gram = x.new_empty(len(x), len(x))
     for rows, columns in split_square(slice(0, len(x))):
-        if product is None:
-            torch.mm(x[rows], x[columns].T, out=gram[rows, columns])
-        else:
-            gram[rows, columns] = product(x[rows], x[columns])
+        multiply_into(gram[rows, columns], x[rows], x[columns])
         if rows != columns:
             gram[columns, rows] = gram[rows, columns].T
     return gram
 
 
+def multiply_into(out: Float[Tensor, "a b"], x: Float[Tensor, "a d"], y: Float[Tensor, "b d"]) -> None:
+    """Puts x @ y.T of contiguous rows into out."""
+    product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    if product is None:
+        torch.mm(x, y.T, out=out)
+    else:
+        out.copy_(product(x, y, None))
+
+
 @cache
-def onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """x @ y.T of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
+def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """x @ y.T + bias of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
 
     MKL, which torch uses otherwise, has kernels of half the width for these processors. The rounding of oneDNN is up to
     four times as large: 4e-8 of the largest cells, in the root mean square.
@@ -69,4 +74,4 @@ def onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
         fused(rows, rows, None, "none", [], "")
     except (AttributeError, RuntimeError):  # it may be another in other versions
         return None
-    return lambda x, y: fused(x, y, None, "none", [], "")
+    return lambda x, y, bias: fused(x, y, bias, "none", [], "")

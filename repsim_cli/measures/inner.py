@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from repsim_cli.base.gram import DIAGONAL, split_square
+from repsim_cli.base.gram import DIAGONAL, multiply_into, split_square
 
 STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers
@@ -216,7 +216,7 @@ def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> 
                             right = block[columns.start - start : columns.stop - start]
                         else:
                             right = features.block(columns)
-                        torch.mm(left, right.T, out=gram)
+                        multiply_into(gram, left, right)
                     for kernel in others:
                         blocks[kernel][r].view(shape).copy_(gram)
                     for kernel in (first, *others):

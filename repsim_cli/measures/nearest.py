@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.gram import multiply_into
 from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centre
@@ -23,7 +24,7 @@ from repsim_cli.measures.platonic import SEEN, Rows, clamp_units
 from repsim_cli.measures.rank import find_relative_precision
 
 BLOCK = 4096  # rows of the similarity matrix held at a time, where they are not more than _HELD
-_HELD = 1 << 26  # cells of it
+_HELD = 1 << 23  # cells of it: of more memory every page would be zeroed anew for every block
 _EXACT = 1024  # rows computed again in float64 at a time, of a quarter of these cells
 _SEEN = 100  # rows whose median stands for the median of all
 _TILE = 512
@@ -151,10 +152,10 @@ def compute_block_cosines(units: Float[Tensor, "n d"], start: int, size: int) ->
     """Products of a block of rows with all rows; within the block, half are computed and mirrored."""
     products = units.new_empty(size, len(units))
     stop = start + size
-    products[:, :start] = units[start:stop] @ units[:start].T
+    multiply_into(products[:, :start], units[start:stop], units[:start])
     for i in range(start, stop, _TILE):
         rows, after = slice(i - start, i - start + _TILE), min(i + _TILE, stop)
-        products[rows, i:] = units[i:after] @ units[i:].T
+        multiply_into(products[rows, i:], units[i:after], units[i:])
         products[after - start :, i:after] = products[rows, after:stop].T
     return products
 
