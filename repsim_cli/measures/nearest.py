@@ -78,7 +78,7 @@ def count_block_rows(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
     """Counts the rows that are compared with n rows at a time.
 
     >>> count_block_rows(10_000), count_block_rows(100_000)
-    (4096, 671)
+    (838, 83)
     """
     return max(1, min(most, cells // max(n, 1)))
 
