@@ -223,7 +223,7 @@ def test_a_run_is_followed_until_it_ends(repsim, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def running(tmp_path):
+def running(tmp_path, monkeypatch):
     """A run that computes, and the first of its four batches is done."""
     run = results.create(tmp_path / "outputs" / "one", name="study", study="similarity", seed=0, command=[], overrides=[])  # fmt: skip
     card = {"label": "CKA", "source": "", "note": "", "invariant_to": [], **CARDS["cka"]}
@@ -231,7 +231,7 @@ def running(tmp_path):
     measured = Measured(name="cka", label="cka", settings={}, estimate=estimate, card=card, matrices=[])
     names = [("a", "x"), ("a", "y"), ("b", "x")]
     show = so_far.Writer(folder=run.folder, names=names, measures={"cka": measured}, rows=10, batches=4, cells=9)
-    show._next = 0.0
+    set_timers(monkeypatch, due=True)
     show("cka", lambda: np.array([[1.0, 0.5, 0.25], [0.5, 1.0, np.nan], [0.25, np.nan, 1.0]]), 1)
     yield run
     run.lock.release()
