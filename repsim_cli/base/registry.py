@@ -55,7 +55,7 @@ class Registry:
     group is empty is imported for its names.
     """
 
-    def __init__(self, noun: str, *patterns: str, entries: str = "", said: str = r"\A()"):
+    def __init__(self, noun: str, *patterns: str, said: str, entries: str = ""):
         self.noun = noun
         self.patterns = patterns
         self._group = entries
@@ -114,6 +114,12 @@ class Registry:
         """Lists the names of other packages without importing these; where two have one name, the first has it."""
         points = sorted(entry_points(group=self._group), key=name_package, reverse=True) if self._group else ()
         return {point.name: point for point in points}
+
+    def find_name_in(self, module: str) -> str | None:
+        """The first of the names that a module registers; None where it registers none. Imports nothing."""
+        known = {name: entry.function.__module__ for name, entry in self._entries.items()}
+        known |= {name: place for name, place in self._own.items() if place}
+        return min((name for name, place in known.items() if place == module), default=None)
 
     def names(self) -> list[str]:
         return sorted({*self._own, *self._entries, *self.plugins})
@@ -178,6 +184,11 @@ def find_registered(room: str) -> str:
     return rf'^ *@?(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
 
 
+def find_decorated(word: str) -> str:
+    """Makes what finds the functions in a file that are decorated by @WORD(...), or by such as @_WORD_OF(...)."""
+    return rf"^@_?{word}\w*\((?:[^\n]*\)|.*?\n\))\ndef (\w+)"
+
+
 data = Registry("data kind", "data/*.py", entries="repsim.data", said=find_registered("data"))
 models = Registry(
     "model kind",
@@ -187,7 +198,6 @@ models = Registry(
 )
 measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=find_registered("measures"))
 studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=find_registered("studies"))
-analyses = Registry(
-    "analysis", "findings/*.py", "studies/*/finding*.py", said=r"^@analysis\((?:[^\n]*\)|.*?\n\))\ndef (\w+)"
-)
-claims = Registry("claim", "findings/*.py", "studies/*/finding*.py")
+FINDINGS = ("findings/*.py", "studies/*/finding*.py")
+analyses = Registry("analysis", *FINDINGS, said=find_decorated("analysis"))
+claims = Registry("claim", *FINDINGS, said=find_decorated("claim"))

@@ -10,9 +10,8 @@ model, a seed, a pair of models or a task, never a layer or a row of one model, 
 fine-tunings of one base tell of this base alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from repsim_cli.base import registry
@@ -107,7 +106,8 @@ class Claim:
 
     @property
     def analysis(self) -> str:
-        return _find_analysis_name(self.module)
+        """The name of the analysis that its module registers, which may be another than that of the file."""
+        return registry.analyses.find_name_in(self.module) or self.module.rpartition(".")[2]
 
     def __call__(self, *given: Any) -> Judgement:
         judgement = self._judge(*given)
@@ -129,13 +129,6 @@ class Claim:
     def untestable(self, measure: str, why: str) -> Verdict:
         """The verdict where a run has nothing to give to the claim."""
         return replace(self, function=lambda: Untestable(why)).verdict(measure)
-
-
-@cache
-def _find_analysis_name(module: str) -> str:
-    """The name of the analysis that a module registers, which may be another than that of its file."""
-    known = ((name, registry.analyses.get(name).function) for name in registry.analyses.names())
-    return next((name for name, function in known if function.__module__ == module), module.rpartition(".")[2])
 
 
 def claim(
@@ -164,16 +157,15 @@ def claim(
             of=of,
             function=function,
         )
-        return registry.claims.register(made.name, made)(made)
+        registry.claims.register(made.name, made)(function)
+        return made
 
     return register
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
     """The claims of these names. Raises BadConfig with all that do not exist."""
-    if not names:
-        return []
-    claims: Mapping[str, Claim] = {name: registry.claims.get(name).card for name in registry.claims.names()}
-    if unknown := [name for name in names if name not in claims]:
-        raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, claims)}" for name in unknown])
-    return [claims[name] for name in dict.fromkeys(names)]
+    known = registry.claims.names() if names else []
+    if unknown := [name for name in names if name not in known]:
+        raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, known)}" for name in unknown])
+    return [registry.claims.get(name).card for name in dict.fromkeys(names)]
