@@ -21,6 +21,12 @@ HERE = __name__.partition(".")[0]
 # what numbers of this package depend on, by the name that is imported; of another package all that it imports counts
 NUMERIC = {name: name for name in ("torch", "numpy", "scipy", "numba", "gudhi", "ripser", "transformers")}
 NUMERIC |= {"ot": "pot", "sklearn": "scikit-learn", "transformer_lens": "transformer-lens"}
+# what counts of every kind of node
+FIELDS = {
+    kind: tuple(name for name in kind._fields if name != "ctx")
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 DOTTED = re.compile(r"(\.?[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::\w+)?")  # MODULE or MODULE:NAME
 
 
@@ -181,18 +187,19 @@ def _split_attributes(node: ast.AST) -> list[str]:
 def _dump_code(code: Any, nodes: dict[type, list[Any]]) -> str:
     """The code that runs as text: the same under other versions of Python, and where only comments, docstrings and
     layout differ. nodes: its parts are added there, by type."""
-    if isinstance(code, list):
+    kind = type(code)
+    if kind is list:
         return f"[{','.join([_dump_code(part, nodes) for part in code if not _is_bare_constant(part)])}]"
-    if not isinstance(code, ast.AST):
+    if (names := FIELDS.get(kind)) is None:
         return ascii(code)
-    nodes[type(code)].append(code)
-    if isinstance(code, ast.JoinedStr):  # Python 3.12 adds empty parts
+    nodes[kind].append(code)
+    if kind is ast.JoinedStr:  # Python 3.12 adds empty parts
         code.values = [part for part in code.values if getattr(part, "value", None) != ""]
-    test = getattr(code, "test", None)
-    for_types = isinstance(code, ast.If) and "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
-    kept = [name for name in code._fields if name != "ctx" and not (name == "body" and for_types)]
-    parts = [(name, part) for name in kept if (part := getattr(code, name, None)) not in (None, [])]
-    return f"{type(code).__name__}({','.join([f'{name}={_dump_code(part, nodes)}' for name, part in parts])})"
+    elif kind is ast.If and "TYPE_CHECKING" in (getattr(code.test, "id", ""), getattr(code.test, "attr", "")):
+        names = ("test", "orelse")
+    has = vars(code)
+    parts = [f"{name}={_dump_code(has[name], nodes)}" for name in names if has.get(name) not in (None, [])]
+    return f"{kind.__name__}({','.join(parts)})"
 
 
 def _is_bare_constant(node: Any) -> bool:
