@@ -102,18 +102,25 @@ def make_empty_sums(representations: int, places: RowPlaces, device: torch.devic
     return CellSums(rows, within, within.new_zeros(representations, 2))
 
 
-def add(sums: CellSums, block: Float[Tensor, "r a b"], tile: Tile, places: RowPlaces) -> None:
-    """Adds a tile of symmetric matrices."""
+def add(
+    sums: CellSums, block: Float[Tensor, "r a b"], tile: Tile, places: RowPlaces, room: Float[Tensor, "r b a"]
+) -> None:
+    """Adds a tile of symmetric matrices. room: for its mirror image."""
     at_rows, at_columns = places.place[tile.rows], places.place[tile.columns]
     i, j = tile.same.nonzero().T
-    own = block[:, i, j]
-    sides = [(tile.columns, j, at_columns, i, at_rows, block), (tile.rows, i, at_rows, j, at_columns, block.mT)]
-    for into, first, at_first, second, at_second, cells in sides[-tile.times :]:
+    own = block.flatten(1).index_select(1, i * block.shape[2] + j)
+    sides = [(tile.columns, j, at_columns, i, at_rows, block)] if tile.times > 1 else []
+    sides += [(tile.rows, i, at_rows, j, at_columns, room.copy_(block.mT))]
+    for into, first, at_first, second, at_second, cells in sides:
         # whole rows are added, which are next to each other
-        sums.rows[:, :, into].index_add_(1, at_second, cells.float().contiguous())
-        of_unit = at_second[second] * len(places.unit) + into.start + first
-        sums.rows.flatten(1).index_add_(1, of_unit, own.float(), alpha=-1)
-        sums.within.index_add_(1, at_first[first] * places.count + at_second[second], own.double())
+        sums.rows[:, :, into].index_add_(1, at_second, cells.float())
+        _add_cells(sums.rows.flatten(1), at_second[second] * len(places.unit) + into.start + first, -own.float())
+        _add_cells(sums.within, at_first[first] * places.count + at_second[second], own.double())
+
+
+def _add_cells(into: Float[Tensor, "r n"], at: Int[Tensor, " cells"], cells: Float[Tensor, "r cells"]) -> None:
+    """Adds single cells in their order, several times as fast as `index_add_` does."""
+    into.scatter_add_(1, at.expand(len(into), -1), cells)
 
 
 def add_diagonal(sums: CellSums, diagonal: Float[Tensor, "r a"], rows: slice, places: RowPlaces) -> None:
@@ -167,7 +174,8 @@ class Collector:
         self.places, self.wanted = places, list(dict.fromkeys(wanted))
         self.sums: dict[AnyKernel, CellSums] = {}
         self.direct: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
-        self.weighted = torch.empty(0)  # one buffer for all tiles, since memory that is given back is faulted in anew
+        # one buffer for all tiles, since memory that is given back is faulted in anew
+        self.room: dict[torch.dtype, Tensor] = {}
 
     def __call__(
         self, times: int, rows: slice, columns: slice | None, blocks: Mapping[AnyKernel, Float[Tensor, "r cells"]]
@@ -187,19 +195,22 @@ class Collector:
             weight = tile.weight.flatten()
             alone = (weight == 0).nonzero()[:, 0]
             for kernel, block in blocks.items():
-                add(self.sums[kernel], block.unflatten(1, tile.same.shape), tile, places)
+                square = block.unflatten(1, tile.same.shape)
+                add(self.sums[kernel], square, tile, places, self._lend(block).view(square.mT.shape))
                 if not places.whole:
                     self.sums[kernel].squares.add_(sum_cell_squares(block, alone), alpha=times)
         for row, column in self.wanted:
             if row in blocks:
-                part = times * (self._times(blocks[row], weight) @ blocks[column].T).double()
+                weighted = torch.mul(blocks[row], weight.to(blocks[row]), out=self._lend(blocks[row]))
+                part = times * (weighted @ blocks[column].T).double()
                 pair = row, column
                 self.direct[pair] = self.direct[pair] + part if pair in self.direct else part
 
-    def _times(self, block: Float[Tensor, "r cells"], weight: Float[Tensor, " cells"]) -> Float[Tensor, "r cells"]:
-        if self.weighted.numel() < block.numel() or self.weighted.dtype != block.dtype:
-            self.weighted = block.new_empty(block.numel())
-        return torch.mul(block, weight.to(block), out=self.weighted[: block.numel()].view(block.shape))
+    def _lend(self, block: Float[Tensor, "r cells"]) -> Float[Tensor, "r cells"]:
+        """Gives room for as many cells."""
+        if (room := self.room.get(block.dtype)) is None or room.numel() < block.numel():
+            room = self.room[block.dtype] = block.new_empty(block.numel())
+        return room[: block.numel()].view(block.shape)
 
     def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
         """Computes the mean inner products of all representations, by pair of kernels."""
