@@ -18,6 +18,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from helpers.made_runs import CARDS, HOSTILE, made, saved
+from helpers.timers import set_timers
 from matplotlib.figure import Figure
 
 from repsim_cli import report
