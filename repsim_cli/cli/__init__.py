@@ -376,11 +376,7 @@ def add_of_finished(add: Add) -> None:
     )
     sub.add_argument("name", metavar="NAME", help="a measure (see repsim list measure), or all")
     sub.add_argument("x", metavar="X.npy", help="the rows of the matrix entry: explained by, or matched to, Y")
-    sub.add_argument(
-        "y",
-        metavar="Y.npy",
-        help="the columns of the matrix entry",
-    )
+    sub.add_argument("y", metavar="Y.npy", help="the columns of the matrix entry")
     sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
     sub.add_argument("--labels", metavar="L.npy", help="a class code per row, for measures that need them")
     sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")

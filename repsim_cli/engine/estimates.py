@@ -111,17 +111,30 @@ def join(matrices: Iterable[SimilarityMatrix]) -> list[str]:
 
 
 def say_notices(matrices: Mapping[str, SimilarityMatrix]) -> Iterator[str]:
-    """Says every warning of measures once, with the measures that gave it: of several layers that it is true of, in
-    whatever numbers, the first is named."""
+    """Says every warning of measures once, after the measures that gave it. Where it is of several layers, the first is
+    named, and the range of the first number is that of the others."""
     kinds: dict[str, list[str]] = {}
     for notice in join(matrices.values()):
         layer, _, text = notice.partition("': ")  # LAYER of 'MODEL': TEXT
         kinds.setdefault(re.sub(r"\d[\d.]* ", "# ", text) if text and " of '" in layer else notice, []).append(notice)
     for first, *others in kinds.values():
-        labels = (label for label, made in matrices.items() if {first, *others} & set(made.notices))
+        labels = ", ".join(label for label, made in matrices.items() if {first, *others} & set(made.notices))
         layer, _, text = first.partition("': ")
-        said = f"{layer}', and likewise in {len(others)} more layers: {text}" if others else first
-        yield f"{', '.join(labels)}: {said.replace(' 1 more layers', ' 1 more layer')}"
+        yield f"{labels}: {layer}', and {_say_others(others)}: {text}" if others else f"{labels}: {first}"
+
+
+def _say_others(notices: Sequence[str]) -> str:
+    """Says of how many more layers a warning is, and the range of the first number of theirs.
+
+    >>> _say_others(["b of 'm': 4 of 9 rows", "c of 'm': 2 of 9 rows"]), _say_others(["b of 'm': all rows"])
+    ('likewise in 2 more layers (there 2 to 4)', 'likewise in 1 more layer')
+    """
+    found = [
+        number for notice in notices for number in re.findall(r"\d+(?:\.\d+)?(?= )", notice.partition("': ")[2])[:1]
+    ]
+    ends = list(dict.fromkeys([min(found, key=float), max(found, key=float)])) if found else []
+    there = f" (there {' to '.join(ends)})" if ends else ""
+    return f"likewise in {len(notices)} more layer{'s' * (len(notices) > 1)}{there}"
 
 
 def estimate_all_pairs(

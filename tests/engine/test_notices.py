@@ -16,7 +16,7 @@ def test_one_warning_of_several_layers_is_one_line():
     tied = [f"embed of '{model}': {count} of 40 rows are tied" for model, count in (("a", 3), ("b", 4), ("c", 5))]
     said = list(say_notices({"knn": matrix(*tied), "cycle": matrix(tied[0]), "cka": matrix("few rows")}))
     assert said == [
-        "knn, cycle: embed of 'a', and likewise in 2 more layers: 3 of 40 rows are tied",
+        "knn, cycle: embed of 'a', and likewise in 2 more layers (there 4 to 5): 3 of 40 rows are tied",
         "cka: few rows",
     ]
 
@@ -25,4 +25,4 @@ def test_one_layer_and_other_warnings_keep_their_words():
     lines = ["embed of 'a': 3 of 40 rows are tied", "embed of 'a': all rows are equal"]
     assert list(say_notices({"knn": matrix(*lines)})) == [f"knn: {line}" for line in lines]
     two = ["a of 'm': 3 rows", "b of 'm': 4 rows"]
-    assert list(say_notices({"knn": matrix(*two)})) == ["knn: a of 'm', and likewise in 1 more layer: 3 rows"]
+    assert list(say_notices({"knn": matrix(*two)})) == ["knn: a of 'm', and likewise in 1 more layer (there 4): 3 rows"]

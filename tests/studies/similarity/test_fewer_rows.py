@@ -107,4 +107,4 @@ def test_warnings_are_of_all_rows_alone(repsim, newest, tmp_path):
     assert code == 0, err
     told = [text for text in json.loads((newest() / "manifest.json").read_text())["warnings"] if "equally near" in text]
     assert len(told) == 1
-    assert f"in 1 more layer: {N} of {N} rows" in told[0]
+    assert f"in 1 more layer (there {N}): {N} of {N} rows" in told[0]
