@@ -1,7 +1,6 @@
 """What a GPU changes: all pairs, forward passes of published shapes, a peer, Gromov-Wasserstein, out-of-memory halving.
 
-    python benchmarks/gpu.py                  everything, about 15 minutes on a data-centre card with 80 GB, on a host
-                                              with 64 GB, where random weights are drawn in float32
+    python benchmarks/gpu.py                  everything, some minutes on a data-centre card with 80 GB
     python benchmarks/gpu.py pairs forwards   parts of it: pairs, forwards, peer, blocks, gw, memory
     python benchmarks/gpu.py --small          on the CPU, of sizes that take a minute: shows that the script runs, and
                                               measures nothing
@@ -26,10 +25,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModel
 
 from repsim_cli import measures
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.readings import choose_loading, plan_readings
+from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import Forward, stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
@@ -135,10 +135,19 @@ def stream_of(
     return stream
 
 
-def compared(models: Mapping[str, Source], device: Device, tokens: int, count: int) -> tuple[float, float, int]:
+def draw(config: Mapping[str, Any], device: Device) -> torch.nn.Module:
+    """The model of this shape, its random weights drawn on the device: on the host they take minutes."""
+    with torch.device(device.name):
+        return AutoModel.from_config(AutoConfig.for_model(**config), dtype=getattr(torch, device.dtype)).eval()
+
+
+def compared(
+    shapes: Mapping[str, Mapping[str, Any]], device: Device, tokens: int, count: int
+) -> tuple[float, float, int]:
     """Seconds per batch of the forward passes with capture, and of the whole; and how many layers there are."""
-    hardware = Hardware(device=device.name, dtype=device.dtype)
-    modules = {label: source.load(False, choose_loading(hardware, device.name)) for label, source in models.items()}
+    make = registry.models.get("random").function
+    models = {label: make(config=config, seed=0) for label, config in shapes.items()}
+    modules = {label: draw(config, device) for label, config in shapes.items()}
     stream = stream_of(models, modules, tokens, count * max(1, tokens // min(tokens, 512)), device)
     names = [f"{label} {layer}" for label, source in models.items() for layer in range(source.layers)]
 
@@ -153,26 +162,22 @@ def compared(models: Mapping[str, Source], device: Device, tokens: int, count: i
 
 
 def of_forwards(device: Device) -> Rows:
-    make = registry.models.get("random").function
     sizes = PYTHIA[:1] if device.small else PYTHIA
     shapes = {size: read_table_entries("model")[f"pythia_{size}_shape"]["config"] for size in sizes}
     if device.small:
         shapes = {label: {**config, "hidden_size": 64, "intermediate_size": 128} for label, config in shapes.items()}
-    models = {size: make(config=config, seed=0) for size, config in shapes.items()}
     tokens = 128 if device.small else 1024
-    forwards, whole, count = compared(models, device, tokens, 2 if device.small else 8)
+    forwards, whole, count = compared(shapes, device, tokens, 2 if device.small else 8)
     share = (whole - forwards) / forwards
-    what = f"B: {len(models)} Pythia shapes in {device.dtype}, {count} layers, batches of {tokens} tokens"
+    what = f"B: {len(shapes)} Pythia shapes in {device.dtype}, {count} layers, batches of {tokens} tokens"
     found = f"forwards {forwards:.3f} s, similarity {whole - forwards:.3f} s per batch: {share:.0%}{device.peak()}"
     yield what, found, "below 15 %"
 
 
 def of_blocks(device: Device) -> Rows:
-    make = registry.models.get("random").function
     tokens = 128 if device.small else 1024
     for name, config in {"small": SMALL_LLAMA}.items() if device.small else SHAPES.items():
-        source = make(config=config, seed=0)
-        forwards, whole, count = compared({name: source}, device, tokens, 2 if device.small else 8)
+        forwards, whole, count = compared({name: config}, device, tokens, 2 if device.small else 8)
         rate = f"{tokens / whole:,.0f} tokens/s, forwards alone {tokens / forwards:,.0f}{device.peak()}"
         yield f"Llama of {name} shape in {device.dtype}, {count} blocks", rate, "-"
         device.free()
@@ -223,7 +228,7 @@ def of_memory(device: Device) -> Rows:
     many, few = 64, 4
     source = registry.models.get("random").function(config=SHAPES["7B"], seed=0)
     hardware = {size: Hardware(device=device.name, dtype=device.dtype, batch_size=size) for size in (many, few)}
-    module = source.load(False, choose_loading(hardware[few], device.name))
+    module = draw(SHAPES["7B"], device)
     device.free()
     # 3 GB beside the weights, whatever the card: 64 sequences need more, 4 need 0.4 GB
     left = (torch.cuda.memory_allocated() + 3e9) / torch.cuda.get_device_properties(0).total_memory

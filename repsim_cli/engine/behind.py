@@ -259,7 +259,7 @@ def list_row_passages(
     found = []
     for sequence in dict.fromkeys(places[:, 0].tolist()):
         mine = np.flatnonzero(places[:, 0] == sequence)
-        length = int(sequences.mask[sequence].sum())
+        length = max(int(sequences.mask[sequence].sum()), int(places[mine, 1].max()) + 1)  # padding may have rows
         rows = np.full(length, -1)
         if extract.pooled:
             rows[:] = mine[0]

@@ -106,3 +106,14 @@ def test_texts_of_ones_own_are_kept_where_that_is_asked_for(tmp_path, monkeypatc
         lists = arrays["nearest"][i], arrays["nearest"][6 + j]
         both = [len(set(x) & set(y)) / 10 for x, y in zip(*lists, strict=True)]
         assert np.mean(both) == pytest.approx(overlap[i, j], abs=1e-9)
+
+
+def test_padding_has_rows_where_it_is_kept(repsim, newest):
+    """The rows of padding, which brown2023 reads, are among the rows of their text."""
+    data = "data=overlap_nli", "extract=padded_512", "extract.length=128", "extract.batch_rows=1024"
+    code, _, err = repsim("run", "-q", "model=[tiny_a,tiny_b]", *data, "extract.sequences=8", "cache=false")
+    assert code == 0, err
+    told = json.loads((newest() / TEXTS).read_text())
+    assert told["rows"] == 8 * 128
+    assert all(len(text["rows"]) == len(text["pieces"]) for text in told["texts"])
+    assert sorted(row for text in told["texts"] for row in text["rows"] if row >= 0) == list(range(told["rows"]))
