@@ -29,7 +29,8 @@ from threadpoolctl import threadpool_limits
 from repsim_cli import measures
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures.distance_ranks import rank_distances
-from repsim_cli.measures.inner import Packed, State, compute_inner_products
+from repsim_cli.measures.inner import compute_inner_products
+from repsim_cli.measures.kernels import Packed, State
 
 
 def layers(models: int, depth: int, n: int, d: int, seed: int = 0) -> list[torch.Tensor]:

@@ -132,6 +132,19 @@ def find_used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]
     return sequences.mask | mark_read_places(sequences, extract)
 
 
+class Chosen(NamedTuple):
+    """The places of a batch that are read. at: their numbers among all, which are counted once for all layers."""
+
+    mask: Bool[Tensor, "b s"]
+    at: Int[Tensor, " n"]
+
+    def to(self, device: torch.device) -> "Chosen":
+        return self if self.at.device == device else Chosen(self.mask.to(device), self.at.to(device))
+
+    def take(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "n d"]:
+        return x.flatten(0, 1)[self.at].float()
+
+
 class Forward:
     """Forward passes of one model. Where the device runs out of memory, batches are halved from then on."""
 
@@ -209,7 +222,8 @@ class Forward:
 
     def _read_layers(self, given: Sequences, where: str) -> list[Tensor]:
         inputs, mask, more = make_input_tensors(given, self.source, self.weights)
-        chosen = torch.from_numpy(mark_read_places(given, self.extract)).to(self.weights.device)
+        marked = torch.from_numpy(mark_read_places(given, self.extract))
+        chosen = Chosen(marked.to(self.weights.device), marked.flatten().nonzero()[:, 0].to(self.weights.device))
         try:
             with self.sped_up:
                 by_point = self.read(inputs, mask, **more)
@@ -218,45 +232,41 @@ class Forward:
         taken = []
         for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
             x, read = by_point.pop(point), chosen
-            if x.ndim == 3 and x.shape[1] != chosen.shape[1] and given.inputs.ndim == 4:
+            if x.ndim == 3 and x.shape[1] != marked.shape[1] and given.inputs.ndim == 4:
                 # a stage of an image model has places of its own
                 if self.extract.unit not in ("mean", "sequence"):
                     raise RunFailed(
                         f"{layer}: the places of its images differ from the run's, got {x.shape[1]} for "
                         f"{chosen.shape[1]}; use extract=pooled with extract.unit=mean"
                     )
-                read = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-            if x.ndim != 3 or x.shape[:2] != read.shape:
+                places = x.shape[:2].numel()
+                read = Chosen(x.new_ones(x.shape[:2], dtype=torch.bool), torch.arange(places, device=x.device))
+            if x.ndim != 3 or x.shape[:2] != read.mask.shape:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = self._take_rows(x, read.to(x.device), given)
-            advice = "check the model's weights and hardware.dtype, or leave this layer out"
-            _check_finite(rows, layer, lambda: where, advice)
-            taken.append(rows)
+            taken.append(self._take_rows(x, read.to(x.device), given))
+        advice = "check the model's weights and hardware.dtype, or leave this layer out"
+        _check_finite(taken, self.reading.layers, lambda x: where, advice)
         return taken
 
-    def _take_rows(
-        self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences
-    ) -> Float[Tensor, "n e"]:
+    def _take_rows(self, x: Float[Tensor, "b s d"], chosen: Chosen, given: Sequences) -> Float[Tensor, "n e"]:
         """The rows of a batch, float32."""
         if self.extract.unit in WORDS:
             return self._of_words(x, chosen, given)
         if self.extract.unit == "token":
-            return x[chosen].float()
+            return chosen.take(x)
         if self.extract.unit == "sequence":
-            return x[chosen].float().view(len(x), -1)
-        return pool(x, chosen)
+            return chosen.take(x).view(len(x), -1)
+        return pool(x, chosen.mask)
 
-    def _of_words(
-        self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences
-    ) -> Float[Tensor, "n d"]:
+    def _of_words(self, x: Float[Tensor, "b s d"], chosen: Chosen, given: Sequences) -> Float[Tensor, "n d"]:
         """Takes the rows of words, in row order."""
         if self.extract.piece == "mean":
             assert given.word is not None
             rows = pool_words(x, torch.from_numpy(given.word).to(x.device))
         else:
-            rows = x[chosen].float()
+            rows = chosen.take(x)
         places = mark_row_places(given, self.extract)
         ordered = np.ravel_multi_index(order_places(given, places, self.extract), places.shape)
         if (np.diff(ordered) > 0).all():
@@ -286,23 +296,25 @@ def _read_stored(readings: Sequence[Reading], rows: slice, device: str) -> list[
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            _check_finite(
-                x, layer, partial(_name_bad_row, x, rows.start), "fix the array or what the module reads (float32)"
-            )
+            advice = "fix the array or what the module reads (float32)"
+            _check_finite([x], [layer], partial(_name_bad_row, rows.start), advice)
             taken.append(x.to(device))
     return taken
 
 
-def _name_bad_row(x: Tensor, start: int) -> str:
+def _name_bad_row(start: int, x: Tensor) -> str:
     return f"row {start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())}"
 
 
-def _check_finite(x: Tensor, layer: Layer, where: Callable[[], str], advice: str) -> None:
-    low, high = x.aminmax() if x.numel() else (0.0, 0.0)  # NaN if there is one
-    if not (low >= -LARGEST and high <= LARGEST):
-        got = float(x[~(x.abs() <= LARGEST)][0])
-        problem = "too large to be squared and summed" if isfinite(got) else "not finite"
-        raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where()}; {advice}")
+def _check_finite(rows: Sequence[Tensor], layers: Sequence[Layer], where: Callable[[Tensor], str], advice: str) -> None:
+    """Raises RunFailed for rows that are not finite, or too large. A GPU is waited for once, not for each layer."""
+    ends = [torch.stack(x.aminmax()).to(rows[0].device) for x in rows if x.numel()]
+    if not ends or bool((torch.stack(ends).abs() <= LARGEST).all()):  # NaN if there is one
+        return
+    x, layer = next((x, layer) for x, layer in zip(rows, layers, strict=True) if not bool((x.abs() <= LARGEST).all()))
+    got = float(x[~(x.abs() <= LARGEST)][0])
+    problem = "too large to be squared and summed" if isfinite(got) else "not finite"
+    raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where(x)}; {advice}")
 
 
 def count_run_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:

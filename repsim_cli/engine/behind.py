@@ -33,7 +33,8 @@ from repsim_cli.measures.base import (
     compute_self_products,
     restrict_to_other_documents,
 )
-from repsim_cli.measures.inner import AnyKernel, Documents, compute_inner_products, prepare_states
+from repsim_cli.measures.inner import compute_inner_products
+from repsim_cli.measures.kernels import AnyKernel, Documents, prepare_states
 from repsim_cli.measures.nearest import find_neighbours
 from repsim_cli.runs.content import BEHIND, TEXTS
 from repsim_cli.runs.results import Run, compact, write

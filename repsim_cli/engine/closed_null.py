@@ -11,14 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.engine.pairs import PreparedProducts
-from repsim_cli.measures.inner import (
-    AnyKernel,
-    Matrix,
-    Packed,
-    State,
-    compute_gram_tile,
-    unpack,
-)
+from repsim_cli.measures.features import compute_gram_tile
+from repsim_cli.measures.inner import Matrix, unpack
+from repsim_cli.measures.kernels import AnyKernel, Packed, State
 
 SMALLEST = 1e-6  # lower limit of p values in closed form
 SMALLEST_NORM = 1e-150  # of U: below it a matrix is constant

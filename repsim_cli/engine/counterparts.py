@@ -16,8 +16,8 @@ from repsim_cli.engine.pairs import compute_all_pairs, compute_unnormalised_hsic
 from repsim_cli.engine.undefined import Lack, Reasons
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import compute_self_products, compute_values_from_products, run_with_label
-from repsim_cli.measures.inner import Kernel, keep_gram, prepare_states
 from repsim_cli.measures.inner import State as KernelState
+from repsim_cli.measures.kernels import Kernel, keep_gram, prepare_states
 
 STRIP_ROWS = 1024  # rows of one float32 product of features
 

@@ -29,7 +29,7 @@ from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, compute_defined_values
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds
-from repsim_cli.measures.inner import Documents
+from repsim_cli.measures.kernels import Documents
 
 
 @dataclass

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.exchange import Exchange
-from repsim_cli.measures.inner import AnyKernel, Matrix
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.kernels import AnyKernel
 
 ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
 LEAST = 0.2  # share of the squares of a matrix that must be known

@@ -35,7 +35,7 @@ from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
 from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_passes
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
-from repsim_cli.measures.inner import Kernel, Packed
+from repsim_cli.measures.kernels import Kernel, Packed
 from repsim_cli.measures.nearest import count_block_rows, count_neighbours
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results

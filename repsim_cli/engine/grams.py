@@ -18,7 +18,8 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import Grams
 from repsim_cli.measures import Measure, OfHsic
 from repsim_cli.measures.base import restrict_to_other_documents, run_with_label
-from repsim_cli.measures.inner import Documents, Kernel, Tiles, collect_matrix_tiles, count_tile_cells, prepare_states
+from repsim_cli.measures.inner import Tiles, collect_matrix_tiles, count_tile_cells
+from repsim_cli.measures.kernels import Documents, Kernel, prepare_states
 
 Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]

@@ -38,19 +38,9 @@ from repsim_cli.measures.base import (
     restrict_to_other_documents,
     run_with_label,
 )
-from repsim_cli.measures.inner import (
-    AnyKernel,
-    Documents,
-    Kernel,
-    Packed,
-    PreparedFeatures,
-    State,
-    Tiles,
-    compute_inner_products,
-    compute_products_from_tiles,
-    prepare_states,
-    tile_packed,
-)
+from repsim_cli.measures.features import PreparedFeatures
+from repsim_cli.measures.inner import Tiles, compute_inner_products, compute_products_from_tiles, tile_packed
+from repsim_cli.measures.kernels import AnyKernel, Documents, Kernel, Packed, State, prepare_states, prepare_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +297,7 @@ def _prepare_inner_products(
     n, count, dtype = len(representations[0]), len(representations), torch.float32
     made: dict[AnyKernel, dict[int, State]] = {kernel: {} for kernel in kernels}
     failed: dict[AnyKernel, dict[int, Degenerate]] = {kernel: {} for kernel in kernels}
+    ready = prepare_together(kernels, representations)
     for a, (x, name) in enumerate(zip(representations, names, strict=True)):
         features: dict[Any, Any] = {}
         if isinstance(x, Tensor):
@@ -314,7 +305,8 @@ def _prepare_inner_products(
         for kernel in kernels:
             try:
                 with attribute_warnings(sharing[_find_maker(kernel)]):
-                    made[kernel][a] = run_with_label(name, partial(_prepare_state, kernel, x, features))
+                    here = ready[kernel][a] if kernel in ready else None
+                    made[kernel][a] = run_with_label(name, partial(_prepare_state, kernel, x, features, here))
             except Degenerate as error:
                 failed[kernel][a] = error
     for label, measure in list(inner.items()):
@@ -360,7 +352,14 @@ def _compute_products_and_means(
     return crosses, collector.means()
 
 
-def _prepare_state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:
+def _prepare_state(
+    kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any], ready: State | Degenerate | None
+) -> State:
+    """Prepares x, unless it is ready."""
+    if ready is not None:
+        if isinstance(ready, Degenerate):
+            raise ready
+        return ready
     if isinstance(x, Grams):
         assert isinstance(kernel, Kernel)
         return x.state(kernel)

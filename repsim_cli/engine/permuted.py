@@ -13,16 +13,9 @@ from torch import Tensor
 from repsim_cli.engine.one_by_one import compute_pair_values
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import compute_defined_values
-from repsim_cli.measures.inner import (
-    AnyKernel,
-    Packed,
-    PreparedFeatures,
-    Products,
-    State,
-    compute_inner_products,
-    pack,
-    unpack,
-)
+from repsim_cli.measures.features import PreparedFeatures
+from repsim_cli.measures.inner import Products, compute_inner_products, pack, unpack
+from repsim_cli.measures.kernels import AnyKernel, Packed, State
 
 TOGETHER = 8  # orders in a tiled pass
 

@@ -19,7 +19,7 @@ from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import clamp_to_bounds, run_with_label
-from repsim_cli.measures.inner import Documents
+from repsim_cli.measures.kernels import Documents
 from repsim_cli.measures.nearest import (
     NearestRows,
     count_neighbours,

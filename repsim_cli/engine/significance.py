@@ -29,7 +29,8 @@ from repsim_cli.engine.permuted import Progress, iterate_silently, permute_pairs
 from repsim_cli.engine.validity import UNPAIRED, explain_invalid_null, is_unmoved, measure_dependence
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
-from repsim_cli.measures.inner import Documents, Matrix, compute_matrix_tile
+from repsim_cli.measures.inner import Matrix, compute_matrix_tile
+from repsim_cli.measures.kernels import Documents
 
 SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged

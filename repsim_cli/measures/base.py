@@ -19,16 +19,8 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.cards import Card, Invariance, Labels, Moments, Slow, Totals, Unit
 from repsim_cli.measures.centring import compute_rounding_floor, split_rows_for_cache
-from repsim_cli.measures.inner import (
-    AnyKernel,
-    Documents,
-    Matrix,
-    Packed,
-    Products,
-    State,
-    compute_inner_products,
-    prepare_states,
-)
+from repsim_cli.measures.inner import Matrix, Products, compute_inner_products
+from repsim_cli.measures.kernels import AnyKernel, Documents, Packed, State, prepare_states
 from repsim_cli.measures.room import check_room
 
 PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time

@@ -1,17 +1,21 @@
 """Rows without their mean, of mean squared norm 1, as most measures take them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.base.gram import cut_feature_strips, gram_matrix, squared_norms
-from repsim_cli.measures.inner import CentredRows
+from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_into, squared_norms
+from repsim_cli.measures.features import TOGETHER, CentredRows
 
 CACHED = 1 << 17  # cells
+ON_DEVICE = 1 << 26  # cells, where the rows are on a GPU
+HELD = 2048  # rows, of which a GPU holds the whole Gram matrix
 FEW = 512  # rows, of which the whole Gram matrix is held
 
 
@@ -48,13 +52,90 @@ FLAT = 1e-5
 
 
 def split_rows_for_cache(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
-    """Cuts the rows into slices, each of as many as fit into the processor's cache."""
-    size = max(1, CACHED // x.shape[1])
+    """Cuts the rows into slices, each of as many as fit into the processor's cache; on a GPU into large ones."""
+    size = max(1, (CACHED if x.device.type == "cpu" else ON_DEVICE) // x.shape[1])
     return (slice(start, start + size) for start in range(0, len(x), size))
 
 
 def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     """`centre` rows without a copy, as features of every kernel on their Gram matrix."""
+    if x.device.type == "cpu":
+        return _centre_by_slices(x)
+    (made,) = centre_together([x])
+    if isinstance(made, Degenerate):
+        raise made
+    return made
+
+
+def centre_together(xs: Sequence[Float[Tensor, "n _d"]]) -> list[CentredRows | Degenerate]:
+    """`centre_rows` of several representations, each or why it cannot be. Those of one shape take few steps together,
+    so that a GPU neither starts steps for each nor is waited for. The Gram matrices of few rows are made too."""
+    runs = [
+        slice(i, min(i + most, stop))
+        for start, stop in _find_runs([(x.shape, x.dtype) for x in xs])
+        for most in [max(1, TOGETHER // max(1, xs[start].numel()))]
+        for i in range(start, stop, most)
+    ]
+    started = [_start_run(xs[run]) for run in runs]
+    sizes = torch.cat([torch.stack([run.norms.mean(1).sqrt(), run.offsets]) for run in started], 1).tolist()
+    made: list[CentredRows | Degenerate] = []
+    for at, run in zip(runs, started, strict=True):
+        made += _finish_run(xs[at], run, *(part[at] for part in sizes))
+    return made
+
+
+def _find_runs(kinds: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """The first and the last but one place of every run of equals."""
+    places = [i for i in range(len(kinds)) if not i or kinds[i] != kinds[i - 1]]
+    return zip(places, [*places[1:], len(kinds)], strict=True)
+
+
+class _Run(NamedTuple):
+    """Representations of one shape, before their scales are known. rests: what the rounding of the means leaves."""
+
+    means: Float[Tensor, "l d"]
+    rests: Float[Tensor, "l d"]
+    norms: Float[Tensor, "l n"]
+    offsets: Float[Tensor, " l"]
+    grams: Float[Tensor, "l n n"] | None
+
+
+def _start_run(xs: Sequence[Float[Tensor, "n d"]]) -> _Run:
+    near = torch.stack(tuple(xs)).to(torch.promote_types(xs[0].dtype, torch.float32))
+    means = near.mean(1)
+    rests = near.sub_(means[:, None]).mean(1)
+    norms = torch.linalg.vector_norm(near.sub_(rests[:, None]), dim=2).double().square()
+    grams = None
+    if near.shape[1] <= HELD:
+        grams = near.new_empty(len(xs), near.shape[1], near.shape[1])
+        multiply_into(grams, near, near)
+        grams.diagonal(dim1=1, dim2=2).copy_(norms)
+    return _Run(means, rests, norms, torch.linalg.vector_norm(means, dim=1).double(), grams)
+
+
+def _finish_run(
+    xs: Sequence[Float[Tensor, "n d"]], run: _Run, sizes: Sequence[float], offsets: Sequence[float]
+) -> Iterator[CentredRows | Degenerate]:
+    dtype, plain = run.means.dtype, [_is_plain(size, offset) for size, offset in zip(sizes, offsets, strict=True)]
+    scales = [_round_to_exact_inverse(size, dtype) if well else 1.0 for size, well in zip(sizes, plain, strict=True)]
+    by = run.norms.new_tensor(scales)[:, None]
+    rests, norms = run.rests / -by.to(dtype), run.norms / by**2
+    grams = [None] * len(xs) if run.grams is None else run.grams.div_(by[..., None].to(dtype) ** 2).unbind()
+    of_each = zip(xs, run.means.unbind(), rests.unbind(), scales, norms.unbind(), grams, strict=True)
+    for given, well in zip(of_each, plain, strict=True):
+        try:
+            yield CentredRows(*given) if well else _centre_by_slices(given[0])
+        except Degenerate as error:
+            yield error
+
+
+def _is_plain(size: float, offset: float) -> bool:
+    """Whether rows of this root mean square norm differ enough beside the norm of their mean, and squares will do."""
+    return 1e-12 < size < 1e15 and size > 1e-4 * offset
+
+
+def _centre_by_slices(x: Float[Tensor, "n d"]) -> CentredRows:
+    """Centres the rows slice by slice."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
     if n <= min(x.shape[1], FEW) and (wide := _centre_wide(x)) is not None:
         return wide
@@ -97,7 +178,7 @@ def _centre_wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
     assert gram is not None
     mean, norms = torch.cat(means), gram.diagonal().double()
     size = math.sqrt(max(float(norms.mean()), 0.0))
-    if not 1e-12 < size < 1e15 or not size > 1e-4 * float(torch.linalg.vector_norm(mean)):
+    if not _is_plain(size, float(torch.linalg.vector_norm(mean))):
         return None
     scale = _round_to_exact_inverse(size, dtype)
     return CentredRows(x, mean, torch.cat(rests) / -scale, scale, norms / scale**2, gram.div_(scale**2).to(dtype))
@@ -105,7 +186,7 @@ def _centre_wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
 
 def _round_to_exact_inverse(scale: float, dtype: torch.dtype) -> float:
     """The nearest scale whose inverse, by which rows are multiplied, is a number of the type."""
-    return 1 / torch.tensor(1 / scale, dtype=dtype).item()
+    return scale if dtype == torch.float64 else 1 / float(np.float32(1 / scale))
 
 
 def compute_rounding_floor(n: int, dtype: torch.dtype) -> float:

@@ -17,6 +17,7 @@ from repsim_cli.measures.base import InnerProduct, Measure
 from repsim_cli.measures.bases import NEURONS
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre_rows
+from repsim_cli.measures.features import AnyFeatures, CentredRows
 from repsim_cli.measures.hsic import (
     Apart,
     centre_tile,
@@ -25,7 +26,8 @@ from repsim_cli.measures.hsic import (
     compute_offsets_apart,
     solve_offsets,
 )
-from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products
+from repsim_cli.measures.inner import Matrix, Products
+from repsim_cli.measures.kernels import Documents, Kernel
 
 FEWEST = 2  # columns
 LEAST = 1e-5  # share of pairs of different columns in a squared norm, below which float32 products do not tell it

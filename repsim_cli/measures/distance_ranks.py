@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.inner import PreparedFeatures
+from repsim_cli.measures.features import PreparedFeatures
 
 _EXACT_RANKS = 1 << 16  # more cells than this are ranked by bins in float32
 _TIE = {torch.float64: 1e-12, torch.float32: 1e-6}  # distances this close are equal up to the rounding of arithmetic

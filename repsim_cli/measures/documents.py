@@ -5,7 +5,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.inner import Documents, pack
+from repsim_cli.measures.inner import pack
+from repsim_cli.measures.kernels import Documents
 
 
 def mark_same_document(documents: Documents) -> Bool[Tensor, " cells"]:

@@ -27,32 +27,41 @@ from repsim_cli.base.settings import Above0
 from repsim_cli.measures import moments
 from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, cosine
 from repsim_cli.measures.cards import Card, Moments
-from repsim_cli.measures.centring import centre_rows
-from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products, State
+from repsim_cli.measures.centring import centre_rows, centre_together
+from repsim_cli.measures.features import AnyFeatures, CentredRows, StackedRows
+from repsim_cli.measures.inner import Matrix, Products
+from repsim_cli.measures.kernels import Documents, Kernel, State
 from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
 from repsim_cli.measures.rdm import SHAPE, compute_distance_blocks
 
 FEWEST = 3  # documents of whose rows pairs can be left out
 BLOCK = 1024  # rows at a time
 
-CENTRED = Kernel(features=centre_rows)
+CENTRED = Kernel(features=centre_rows, together=centre_together)
 
 
-def compute_half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
+def compute_half_offsets(features: CentredRows | StackedRows) -> Float[Tensor, "*l n"]:
     """The o with U_ij = K_ij + o_i + o_j off the diagonal."""
     n = features.rows
     row_sums = -features.norms
-    return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
+    return (row_sums.sum(-1, keepdim=True) / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
 
 
-def centre_tile(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: slice) -> Tensor:
-    gram.add_(offsets[rows, None]).add_(offsets[columns])
+def centre_tile(
+    offsets: Float[Tensor, "*l n"], gram: Float[Tensor, "*l a b"], rows: slice, columns: slice
+) -> Float[Tensor, "*l a b"]:
+    gram.add_(offsets[..., rows, None]).add_(offsets[..., None, columns])
     if rows == columns:
-        gram.diagonal().zero_()
+        gram.diagonal(dim1=-2, dim2=-1).zero_()
     return gram
 
 
-U_CENTRED = Kernel(features=centre_rows, fit=compute_half_offsets, cells=centre_tile)
+U_CENTRED = Kernel(features=centre_rows, fit=compute_half_offsets, cells=centre_tile, together=centre_together)
+
+
+def _change_features(kernel: Kernel, rows: Rows) -> Kernel:
+    """The kernel of other rows, which go one by one."""
+    return kernel if rows == "centred" else replace(kernel, features=FEATURES[rows], together=None)
 
 
 class Apart(NamedTuple):
@@ -151,7 +160,7 @@ def cka(*, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("cka")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    kernel, of_moments = replace(CENTRED, features=FEATURES[rows]), OF_COVARIANCES if rows == "centred" else None
+    kernel, of_moments = _change_features(CENTRED, rows), OF_COVARIANCES if rows == "centred" else None
     return OfHsic(
         row=kernel, column=kernel, value=cosine, terms=lambda n: (n - 1) ** 2, moments=of_moments, sees=SEEN[rows]
     )
@@ -185,7 +194,7 @@ def cka_unbiased(*, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    kernel, apart = replace(U_CENTRED, features=FEATURES[rows]), functools.partial(make_cka_across_documents, rows=rows)
+    kernel, apart = _change_features(U_CENTRED, rows), functools.partial(make_cka_across_documents, rows=rows)
     return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n * (n - 3), apart=apart, sees=SEEN[rows])
 
 

@@ -16,7 +16,8 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import have_same_groups
-from repsim_cli.measures.inner import Documents, Matrix
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.kernels import Documents
 from repsim_cli.measures.nearest import compute_block_distances, find_left_out, list_nearest_rows, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 

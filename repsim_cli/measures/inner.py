@@ -7,127 +7,24 @@ All pairs of all representations are then a single product per tile, summed in f
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from repsim_cli.base.gram import DIAGONAL, multiply_into, split_square
+from repsim_cli.base.gram import DIAGONAL, choose_diagonal, multiply_into, split_square
+from repsim_cli.measures.features import (
+    AnyFeatures,
+    StackedRows,
+    compute_gram_tile,
+)
+from repsim_cli.measures.kernels import AnyKernel, Kernel, Packed, State, stack_states
 
 STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers
 ROWS = 64  # representations in a block of the product, of which only the upper half is computed
 Matrix = Float[Tensor, "a b"]
-Documents = Int[Tensor, " n"]  # of every row, from 0
-
-
-class PreparedFeatures(NamedTuple):
-    """A prepared representation; scale: the factor that was divided out.
-
-    For a `Kernel`, values @ values.T is the Gram matrix; for a `Packed` matrix, values are its cells.
-    gram: the Gram matrix, where it is known.
-    """
-
-    values: Float[Tensor, "n k"] | Float[Tensor, " cells"]
-    scale: float = 1.0
-    gram: Float[Tensor, "n n"] | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.values)
-
-    def block(self, rows: slice) -> Float[Tensor, "b k"]:
-        return self.values[rows]
-
-
-class CentredRows(NamedTuple):
-    """The rows of x minus the means, over the scale, computed on demand: no copy is held.
-
-    mean: exact where rows are near it. rest: minus the remainder that its rounding leaves, over the scale.
-    norms: the squared norms of the rows. gram: the Gram matrix of few, wide rows.
-    """
-
-    x: Float[Tensor, "n d"]
-    mean: Float[Tensor, " d"]
-    rest: Float[Tensor, " d"]
-    scale: float
-    norms: Float[Tensor, " n"]
-    gram: Float[Tensor, "n n"] | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.x)
-
-    def block(self, rows: slice) -> Float[Tensor, "b d"]:
-        near = self.x[rows].to(self.mean.dtype) - self.mean
-        return torch.add(self.rest, near, alpha=1 / self.scale, out=near)
-
-    @property
-    def values(self) -> Float[Tensor, "n d"]:
-        return self.block(slice(None))
-
-
-AnyFeatures = PreparedFeatures | CentredRows
-
-
-def compute_gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
-    """Computes a tile of the Gram matrix, as a copy."""
-    if features.gram is not None:
-        return features.gram[rows, columns].clone()
-    return features.block(rows) @ features.block(columns).T
-
-
-def keep_gram(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
-    return gram
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A symmetric (n, n) matrix M per representation, from the Gram matrix of its features.
-
-    features(x): runs once per representation, for all kernels that share the function.
-    fit(features): what the cells need from the whole matrix (row sums, a bandwidth); its tensors have an entry per row.
-    cells(fit, gram, rows, columns): the tile of M from that of the Gram matrix, which it may overwrite.
-    whole: whether the fit temporarily holds an (n, n) matrix.
-    documents: of the rows whose pairs are left out; the fit then takes them too, and is made anew for other orders of
-        the rows. Kernels that differ in them alone are equal, since a batch of rows has one list of documents.
-    """
-
-    features: Callable[[Tensor], AnyFeatures]
-    fit: Callable[..., Any] = lambda features: None
-    cells: Callable[[Any, Tensor, slice, slice], Tensor] = keep_gram
-    whole: bool = False
-    documents: Documents | None = field(default=None, compare=False)
-
-    def fit_to(self, features: AnyFeatures) -> Any:
-        return self.fit(features) if self.documents is None else self.fit(features, self.documents)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packed:
-    """A symmetric (n, n) matrix with zero diagonal per representation: cells(x) -> its cells i < j, row by row.
-
-    left_out: which cells are of two rows of one document, where these are left out; cells(x, left_out) are 0 there. As
-        with the documents of a `Kernel`, matrices that differ in this alone are equal.
-    """
-
-    cells: Callable[..., PreparedFeatures]
-    left_out: Bool[Tensor, " cells"] | None = field(default=None, compare=False)
-
-    def make(self, x: Tensor) -> PreparedFeatures:
-        return self.cells(x) if self.left_out is None else self.cells(x, self.left_out)
-
-
-AnyKernel = Kernel | Packed
-
-
-class State(NamedTuple):
-    """A representation prepared for a kernel."""
-
-    features: AnyFeatures
-    fit: Any = None
 
 
 class Products(NamedTuple):
@@ -143,17 +40,6 @@ class Products(NamedTuple):
     columns: Sequence[State]
 
 
-def prepare_states(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
-    """x prepared for every kernel; `make` collects features that several kernels share."""
-    states: dict[AnyKernel, State] = {}
-    for kernel in kernels:
-        make = kernel.cells if isinstance(kernel, Packed) else kernel.features
-        if make not in made:
-            made[make] = kernel.make(x) if isinstance(kernel, Packed) else make(x)
-        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fit_to(made[make]))
-    return states
-
-
 Wanted = Sequence[tuple[AnyKernel, AnyKernel]]
 Watch = Callable[[int, slice, slice | None, Mapping[AnyKernel, Tensor]], None]
 
@@ -167,11 +53,11 @@ def compute_inner_products(
     of the diagonal, which has no columns and is 0 in the tiles.
     """
     sums: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
-    for kind, blocks in ((Kernel, _compute_tiles), (Packed, _stack_packed_slices)):
+    for kind in (Kernel, Packed):
         mine = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, kind)}
         if not mine:
             continue
-        for weight, rows, columns, block in blocks(mine, n, tile):
+        for weight, rows, columns, block in _compute_blocks(kind, mine, n, tile):
             if kind is Kernel:
                 watch(weight, rows, columns, block)
             for row, column in dict.fromkeys(wanted):
@@ -184,7 +70,14 @@ def compute_inner_products(
 Blocks = Iterator[tuple[int, slice, slice | None, dict[AnyKernel, Tensor]]]
 
 
-def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+def _compute_blocks(kind: type, states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+    if kind is Packed:
+        return _stack_packed_slices(states, n, tile)
+    device = next(iter(states.values()))[0].features.block(slice(1)).device
+    return _compute_tiles(states, n, tile, choose_diagonal(min(tile, n), device))
+
+
+def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int, diagonal: int = DIAGONAL) -> Blocks:
     """Computes, for every tile on or above the diagonal, its weight, its place, and (representations, cells) of each
     kernel."""
     by_features: dict[Any, list[Kernel]] = {}
@@ -192,40 +85,49 @@ def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> 
         by_features.setdefault(kernel.features, []).append(kernel)
     like = next(iter(states.values()))[0].features.block(slice(1))
     side = min(tile, n)
-    buffers = {kernel: _buffer(len(of), n, tile, like) for kernel, of in states.items()}
+    buffers = {kernel: _buffer(len(of), n, tile, like, diagonal) for kernel, of in states.items()}
+    stacks = {make: stack_states(kernels, states) for make, kernels in by_features.items()}
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
         # computed once for all tiles of these rows
         held = {
-            make: [state.features.block(band) if state.features.gram is None else None for state in states[of[0]]]
-            for make, of in by_features.items()
+            make: [stack.features.block(band) if stack.features.gram is None else None for stack in of]
+            for make, of in stacks.items()
         }
-        for rows, columns in split_band_into_tiles(band, n):
+        for rows, columns in split_band_into_tiles(band, n, diagonal):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
             cells = shape[0] * shape[1]
             blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
             for make, (first, *others) in by_features.items():
-                for r, block in enumerate(held[make]):
-                    gram, features = blocks[first][r].view(shape), states[first][r].features
+                for stack, block in zip(stacks[make], held[make], strict=True):
+                    gram = stack.view(blocks[first], shape)
                     if block is None:
-                        assert features.gram is not None
-                        gram.copy_(features.gram[rows, columns])
+                        _put_gram(gram, stack.features, rows, columns)
                     else:
-                        left = block[rows.start - start : rows.stop - start]
-                        if columns.start < band.stop:
-                            right = block[columns.start - start : columns.stop - start]
-                        else:
-                            right = features.block(columns)
+                        left = right = block[..., rows.start - start : rows.stop - start, :]
+                        if columns.start >= band.stop:
+                            right = stack.features.block(columns)
+                        elif columns != rows:
+                            right = block[..., columns.start - start : columns.stop - start, :]
                         multiply_into(gram, left, right)
                     for kernel in others:
-                        blocks[kernel][r].view(shape).copy_(gram)
+                        stack.view(blocks[kernel], shape).copy_(gram)
                     for kernel in (first, *others):
-                        _make(kernel, states[kernel][r].fit, blocks[kernel][r].view(shape), rows, columns)
+                        _make(kernel, stack.fits[kernel], stack.view(blocks[kernel], shape), rows, columns)
             if rows == columns:
                 yield 1, rows, None, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
             # a tile above the diagonal also stands for its mirror image
             yield (1 if rows == columns else 2), rows, columns, blocks
         del held  # before the next band, or two would be held
+
+
+def _put_gram(out: Float[Tensor, "*l a b"], features: AnyFeatures | StackedRows, rows: slice, columns: slice) -> None:
+    """Copies a tile of Gram matrices that are known."""
+    if isinstance(features, StackedRows):
+        out.copy_(torch.stack([gram[rows, columns] for gram in features.gram or ()]))
+    else:
+        assert features.gram is not None
+        out.copy_(features.gram[rows, columns])
 
 
 class Tiles(NamedTuple):
@@ -262,11 +164,12 @@ def compute_products_from_tiles(matrices: Sequence[Tiles], n: int, tile: int) ->
     return total
 
 
-def _buffer(count: int, n: int, tile: int, like: Tensor) -> Float[Tensor, "count cells"]:
+def _buffer(count: int, n: int, tile: int, like: Tensor, diagonal: int = DIAGONAL) -> Float[Tensor, "count cells"]:
     """Makes room for the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of
     the same numbers at other places in memory may differ in their last bit."""
     cells = max(
-        (rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _split_into_tiles(n, tile)
+        (rows.stop - rows.start) * (columns.stop - columns.start)
+        for rows, columns in _split_into_tiles(n, tile, diagonal)
     )
     return like.new_empty(count, -(-cells // ALIGNED) * ALIGNED)
 
@@ -291,11 +194,11 @@ def _count_square_cells(side: int) -> int:
     return _count_square_cells(upper) + _count_square_cells(lower) + upper * lower
 
 
-def _split_into_tiles(n: int, tile: int) -> Iterator[tuple[slice, slice]]:
+def _split_into_tiles(n: int, tile: int, diagonal: int = DIAGONAL) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of all tiles, in the order of `_compute_tiles`."""
     side = min(tile, n)
     for start in range(0, n, side):
-        yield from split_band_into_tiles(slice(start, min(start + side, n)), n)
+        yield from split_band_into_tiles(slice(start, min(start + side, n)), n, diagonal)
 
 
 def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
@@ -305,12 +208,12 @@ def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, col
         gram.copy_(made)
 
 
-def split_band_into_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
+def split_band_into_tiles(band: slice, n: int, diagonal: int = DIAGONAL) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of the tiles that cover the cells of a band of rows on and above the diagonal.
 
-    Tiles on the diagonal are small, since half of their cells are redundant.
+    Tiles on the diagonal are small, of this side, since half of their cells are redundant.
     """
-    yield from split_square(band)
+    yield from split_square(band, diagonal)
     side = band.stop - band.start
     for other in range(band.stop, n, side):
         yield band, slice(other, min(other + side, n))

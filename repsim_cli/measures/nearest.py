@@ -19,7 +19,8 @@ from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import have_same_groups
-from repsim_cli.measures.inner import Documents, Matrix
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.kernels import Documents
 from repsim_cli.measures.platonic import SEEN, Rows, clamp_units
 from repsim_cli.measures.rank import find_relative_precision
 

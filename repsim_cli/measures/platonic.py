@@ -9,7 +9,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.cards import Invariance
 from repsim_cli.measures.centring import centre, centre_rows, choose_power_of_two
-from repsim_cli.measures.inner import CentredRows
+from repsim_cli.measures.features import CentredRows
 
 Rows = Literal["centred", "platonic"]
 QUANTILE = 0.95

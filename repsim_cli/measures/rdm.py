@@ -21,16 +21,9 @@ from repsim_cli.measures.cards import Card, Invariance
 from repsim_cli.measures.centring import FEW, centre, centre_rows, choose_power_of_two
 from repsim_cli.measures.distance_ranks import rank_distances
 from repsim_cli.measures.documents import mark_same_document
-from repsim_cli.measures.inner import (
-    AnyFeatures,
-    Documents,
-    Kernel,
-    Matrix,
-    Packed,
-    PreparedFeatures,
-    Products,
-    State,
-)
+from repsim_cli.measures.features import AnyFeatures, PreparedFeatures
+from repsim_cli.measures.inner import Matrix, Products
+from repsim_cli.measures.kernels import Documents, Kernel, Packed, State
 from repsim_cli.measures.rank import SINGLE, find_relative_precision
 
 LeftOut = Bool[Tensor, " cells"]

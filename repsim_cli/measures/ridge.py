@@ -22,7 +22,8 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.inner import Documents, Matrix
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.kernels import Documents
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.measures.shape import CentredShape, permute, prepare_shape
 

@@ -26,8 +26,10 @@ from repsim_cli.measures.bases import (
     thin_svd,
 )
 from repsim_cli.measures.cards import Card, Moments
+from repsim_cli.measures.features import PreparedFeatures
 from repsim_cli.measures.hsic import CENTRED
-from repsim_cli.measures.inner import Kernel, Matrix, PreparedFeatures, Products, State
+from repsim_cli.measures.inner import Matrix, Products
+from repsim_cli.measures.kernels import Kernel, State
 from repsim_cli.measures.moments import SURE, Axes, bound_inverse_eigenvalue, find_whitening
 from repsim_cli.measures.rank import SINGLE, compute_rank_tolerance
 from repsim_cli.measures.rdm import SHAPE

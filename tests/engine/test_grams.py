@@ -17,8 +17,8 @@ from repsim_cli.measures.inner import (
     compute_inner_products,
     compute_products_from_tiles,
     count_tile_cells,
-    prepare_states,
 )
+from repsim_cli.measures.kernels import prepare_states
 from repsim_cli.runs import reader
 
 NAMES = ["cka", "cka_unbiased"]
