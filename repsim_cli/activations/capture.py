@@ -99,6 +99,7 @@ def _hooks(
     try:
         for point in points:
             place = locate(point, source)
+            assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
             module, take = modules[place.module], partial(keep, point, place)
             if place.side == "attention":
                 attending.setdefault(place.module, []).append(take)

@@ -249,8 +249,6 @@ def locate(point: HookPoint, source: Source) -> Point:
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"
         )
-    modules = source.skeleton_modules
-    assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
     heads = count_heads(point, source)
     if isinstance(point.head, int):
         if point.head >= heads:

@@ -11,17 +11,18 @@ from repsim_cli.base.errors import BadInput
 class _Check(NamedTuple):
     misfits: list[str]
     dry: bool
+    cached: bool
 
 
 _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 
 @contextmanager
-def collect_unfit(*, dry: bool) -> Iterator[list[str]]:
+def collect_unfit(*, dry: bool, cached: bool = False) -> Iterator[list[str]]:
     """Collects what `note_unfit` says inside the block, in the list that this yields.
-    dry: shapes of published models are the shipped ones.
+    dry: shapes of published models are the shipped ones. cached: what is said of models may be kept in the cache.
     """
-    check = _Check([], dry)
+    check = _Check([], dry, cached)
     token = _check.set(check)
     try:
         yield check.misfits
@@ -42,6 +43,11 @@ def note_under(path: str) -> Iterator[None]:
 def is_dry() -> bool:
     check = _check.get()
     return check is not None and check.dry
+
+
+def may_use_cache() -> bool:
+    check = _check.get()
+    return check is not None and check.cached
 
 
 def note_unfit(problem: str) -> None:

@@ -173,13 +173,13 @@ def validate(config: DictConfig) -> RunConfig:
     """
     problems: list[str] = []
     plain = _resolve_keys(config, problems)
-    with collect_unfit(dry=plain.get("dry_run") is True) as misfits:
+    with collect_unfit(dry=plain.get("dry_run") is True, cached=plain.get("cache") is True) as misfits:
         return _validate(plain, problems, misfits)
 
 
 def build_from_keys(keys: Fields) -> RunConfig:
     """The run of the plain keys of another `RunConfig`. Raises BadConfig with every problem on this machine."""
-    with collect_unfit(dry=False) as misfits:
+    with collect_unfit(dry=False, cached=keys.get("cache") is True) as misfits:
         return _validate(keys, [], misfits)
 
 

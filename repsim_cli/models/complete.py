@@ -26,24 +26,28 @@ def check_complete(model: Any, info: Mapping[str, Any], where: str) -> None:
         )
 
 
-def check_blocks(skeleton: nn.Module, layers: int, names: Collection[str], where: str) -> None:
-    """Raises BadInput for a checkpoint that lacks a block of the model, by the names of its weights.
+def find_block_lists(skeleton: nn.Module, layers: int) -> tuple[str, ...]:
+    """Finds the lists of as many modules as a model has layers, by the last part of their names."""
+    named = skeleton.named_modules()
+    return tuple(
+        sorted({name.split(".")[-1] for name, part in named if isinstance(part, nn.ModuleList) and len(part) == layers})
+    )
+
+
+def check_blocks(lists: Iterable[str], layers: int, names: Collection[str], where: str) -> None:
+    """Raises BadInput for a checkpoint that lacks a block of the model, by the names of its weights. lists: the names
+    of the model's lists of blocks.
 
     Files of a kind that names blocks otherwise are left to `check_complete`.
     """
-    lists = {name.split(".")[-1] for name, part in skeleton.named_modules() if _is_of(part, layers)}
     held = {(part, int(number)) for name in names for part, number in re.findall(r"(\w+)\.(\d+)(?=\.)", name)}
-    for part in sorted(lists):
+    for part in lists:
         lacking = [block for block in range(layers) if (part, block) not in held]
         if 0 < len(lacking) < layers:
             raise BadInput(
                 f"path: weights of block {lacking[0]} are missing, got {layers - len(lacking)} of {layers} blocks in "
                 f"'{where}'; save the model again"
             )
-
-
-def _is_of(part: nn.Module, count: int) -> bool:
-    return isinstance(part, nn.ModuleList) and len(part) == count
 
 
 def _find_surplus_block(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from repsim_cli.data.images import Patches
 from repsim_cli.data.network import must_use_downloads
 from repsim_cli.models.architectures import find_architecture
 from repsim_cli.models.checkpoints import describe_error, is_local, load_pretrained, make_unreachable_error
+from repsim_cli.models.complete import find_block_lists
+from repsim_cli.models.described import Described
 from repsim_cli.models.gguf import is_gguf, read_once
 from repsim_cli.models.library import hold_loading_lock, import_transformers, silence_transformers
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache
@@ -143,6 +146,12 @@ def build_source_from_config(
 
     where, revision: the folder or hub id with the preprocessor of an image model; None: there is none.
     """
+    says, preprocessor = describe_config(config, where), partial(read_preprocessor, where, revision)
+    return make_source(says, lambda: config, tokenizer, load, identity, preprocessor, with_head)
+
+
+def describe_config(config: Any, where: str | None) -> Described:
+    """What a transformers config says of its model, which is built without weights. where: its folder or hub id."""
     whole, config = config, config.get_text_config()
     if not hasattr(config, "model_type"):
         raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; fix it")
@@ -156,9 +165,6 @@ def build_source_from_config(
         skeleton = _build_skeleton(config)
     kind = find_modality(skeleton)
 
-    def load_without_cache(eager: bool, how: Loading = WHOLE) -> nn.Module:
-        return disable_cache(load(eager, how))
-
     # RoBERTa counts positions from the padding id, so that the first ones are lost
     embeddings = getattr(skeleton, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
@@ -168,43 +174,87 @@ def build_source_from_config(
     if context is not None and padding is not None:
         context -= padding + 1
 
-    def check() -> Any:
-        loaded = tokenizer()
-        if padding is not None and loaded.pad_token_id != padding:
-            raise BadInput(
-                f"tokenizer: it pads with id {loaded.pad_token_id}, by which {config.model_type} counts positions, "
-                f"got pad_token_id {padding} in the config; use the model's own tokenizer"
-            )
-        return loaded
-
     table = find_architecture(config, skeleton)
     # what attention modules say of themselves; configs call it by other names, or say it for each layer
     attention = next(iter(table.heads.values()), None) if table else None
     if attention is None:
         keys = getattr(config, "num_key_value_heads", None) or heads
         attention = Heads(heads, keys, *(2 * [getattr(config, "head_dim", None) or (width // heads if heads else 0)]))
-    return Source(
-        layers=(table and table.depth) or layers,
+    depth = (table and table.depth) or layers
+    return Described(
+        layers=depth,
         heads=attention.queries,
         kv_heads=attention.keys,
         width=width,
         context=context,
+        padding=padding,
         parameters=sum(p.numel() for p in skeleton.parameters()),
         vocabulary=config.vocab_size if kind == "text" else 0,
         architecture=table,
         model_type=config.model_type,
-        skeleton=skeleton,
-        tokenizer=(lambda: patch_grid(config, _read_preprocessor(where, revision))) if kind == "images" else check,
-        load=load_without_cache,
-        identity=lambda: {**identity(), "config_hash": hash_config(config.to_dict())},
         head_width=attention.width,
         rotary=count_rotary_features(config, attention.width),
         modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
-        with_head=with_head,
         labels=read_class_labels(config),
         bits=read_weight_bits(getattr(config, "quantization_config", None)),
+        config_hash=hash_config(config.to_dict()),
+        quantized=any(getattr(each, "quantization_config", None) is not None for each in (whole, config)),
+        lists=find_block_lists(skeleton, depth),
+    )
+
+
+def make_source(
+    says: Described,
+    config: Callable[[], Any],
+    tokenizer: Callable[[], Any],
+    load: Loader,
+    identity: Callable[[], dict[str, Any]],
+    preprocessor: Callable[[], Mapping[str, Any]],
+    with_head: WithHead = refuse_head,
+) -> Source:
+    """A model from what its config says.
+
+    config: reads it, where the model is built. preprocessor: that of an image model, empty if there is none.
+    """
+
+    def load_without_cache(eager: bool, how: Loading = WHOLE) -> nn.Module:
+        return disable_cache(load(eager, how))
+
+    def read_patches() -> Patches:
+        return patch_grid(config().get_text_config(), preprocessor())
+
+    def check() -> Any:
+        loaded, padding = tokenizer(), says.padding
+        if padding is not None and loaded.pad_token_id != padding:
+            raise BadInput(
+                f"tokenizer: it pads with id {loaded.pad_token_id}, by which {says.model_type} counts positions, "
+                f"got pad_token_id {padding} in the config; use the model's own tokenizer"
+            )
+        return loaded
+
+    return Source(
+        layers=says.layers,
+        heads=says.heads,
+        kv_heads=says.kv_heads,
+        width=says.width,
+        context=says.context,
+        parameters=says.parameters,
+        vocabulary=says.vocabulary,
+        architecture=says.architecture,
+        model_type=says.model_type,
+        build=lambda: _build_skeleton(config().get_text_config()),
+        tokenizer=read_patches if says.modality == "images" else check,
+        load=load_without_cache,
+        identity=lambda: {**identity(), "config_hash": says.config_hash},
+        head_width=says.head_width,
+        rotary=says.rotary,
+        modality=says.modality,
+        segments=says.segments,
+        with_head=with_head,
+        labels=says.labels,
+        bits=says.bits,
     )
 
 
@@ -312,7 +362,7 @@ def _make_pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _read_preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
+def read_preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
     """preprocessor_config.json of a folder or hub model; empty if there is none."""
     if where is None:
         return {}

@@ -1,5 +1,6 @@
 """Tables of decoder-only types: layouts, and how each type deviates from its own."""
 
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -101,7 +102,11 @@ ROUTER = {"router": Point("mlp.router")}
 
 def take_last_features(width: int, projection: str) -> Point:
     """The point of v where it is the last `width` features of a projection."""
-    return Point(projection, pick=lambda value, heads: take_hidden_states(value)[..., -width:])
+    return Point(projection, pick=partial(_take_last, width))
+
+
+def _take_last(width: int, value: Any, heads: int) -> Tensor:
+    return take_hidden_states(value)[..., -width:]
 
 
 def take_second(value: Any, heads: int) -> Tensor:

@@ -42,18 +42,22 @@ def take_hidden_states(value: Any, heads: int = 0) -> Tensor:
 
 def take_equal_part(number: int, count: int) -> Callable[[Any, int], Tensor]:
     """One of `count` equal parts of the features, as of a projection that holds all q, then all k, then all v."""
-    return lambda value, heads: take_hidden_states(value).chunk(count, dim=-1)[number]
+    return partial(_take_part, number, count)
+
+
+def _take_part(number: int, count: int, value: Any, heads: int) -> Tensor:
+    return take_hidden_states(value).chunk(count, dim=-1)[number]
 
 
 def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
     """The part of number 0, 1 or 2 (q, k or v) of a projection that holds q, k, v head by head."""
+    return partial(_take_interleaved, number)
 
-    def pick(value: Any, heads: int) -> Tensor:
-        fused = take_hidden_states(value)
-        by_head = fused.view(*fused.shape[:-1], heads, -1)
-        return by_head.chunk(3, dim=-1)[number].flatten(-2)
 
-    return pick
+def _take_interleaved(number: int, value: Any, heads: int) -> Tensor:
+    fused = take_hidden_states(value)
+    by_head = fused.view(*fused.shape[:-1], heads, -1)
+    return by_head.chunk(3, dim=-1)[number].flatten(-2)
 
 
 def put_batch_first(value: Any, heads: int = 0) -> Tensor:

@@ -66,7 +66,7 @@ class Source:
     context: the longest sequence, None if unlimited; for images, the number of places.
     parameters: of the backbone.
     vocabulary: the model knows the token ids below it.
-    skeleton: the backbone without weights, whose modules hook points are looked up in.
+    build: the backbone without weights, which `skeleton` holds once it is needed.
     tokenizer(): the tokenizer, or the Patches of an image model. Raises BadInput where there is none.
     load(eager, how): the backbone in eval mode, loaded as `how` says; with eager attention if patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files exist.
@@ -98,7 +98,7 @@ class Source:
     vocabulary: int
     architecture: Architecture | None
     model_type: str
-    skeleton: nn.Module
+    build: Callable[[], nn.Module]
     tokenizer: Callable[[], Any]
     load: Loader
     identity: Callable[[], dict[str, Any]]
@@ -119,6 +119,11 @@ class Source:
     entry: str = ""
     bits: int | None = None
     parts: bool = False
+
+    @cached_property
+    def skeleton(self) -> nn.Module:
+        """The backbone without weights, whose modules hook points are looked up in."""
+        return self.build()
 
     @cached_property
     def skeleton_modules(self) -> dict[str, nn.Module]:

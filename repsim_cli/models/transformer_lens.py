@@ -179,10 +179,11 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
         model_place.identity,
         None,
     )
+    made = skeleton()
     return replace(
         like,
         architecture=table,
-        skeleton=skeleton(),
+        build=lambda: made,
         load=load_bridge,
         identity=lambda: _mark(like.identity(), process),
         modules=lambda model: list_hook_modules(model, misnamed),
@@ -337,7 +338,7 @@ def _make_native_source(
             gated=bool(settings.get("gated_mlp")), attention_only=bool(settings.get("attn_only")), rotary=rotated
         ),
         model_type=f"native {settings['act_fn']}",
-        skeleton=skeleton,
+        build=lambda: skeleton,
         tokenizer=load_own_tokenizer,
         load=load_native,
         identity=identity,

@@ -43,12 +43,16 @@ from repsim_cli.models.checkpoints import (
 from repsim_cli.models.complete import check_blocks, check_complete
 from repsim_cli.models.configs import (
     build_source_from_config,
+    describe_config,
     find_config,
     hash_config,
     inline_config,
+    make_source,
     read_config,
+    read_preprocessor,
     take_text_config,
 )
+from repsim_cli.models.described import Described, describe_once
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import hold_loading_lock, import_transformers
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache, keep_in_one_place, place_model
@@ -89,7 +93,7 @@ def transformers(
         return replace(mark(make_source_from_place(at, quantize), quantize), bits=quantize.bits)
     source = make_source_from_place(at)
     if path is not None and not is_gguf(at.where):
-        check_blocks(source.skeleton, source.layers, read_weight_names(find_weight_files(Path(at.where))), at.where)
+        check_blocks(at.says.lists, source.layers, read_weight_names(find_weight_files(Path(at.where))), at.where)
     if adapter is not None:
         near = expand_path(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
@@ -107,16 +111,22 @@ def _resize_vocabulary(at: "Place", tokens: int) -> "Place":
     """The place of a model whose vocabulary an adapter changes."""
     config = copy.deepcopy(at.config)
     take_text_config(config).vocab_size = tokens
-    return at._replace(config=config)
+    return at._replace(read=lambda: config, says=describe_config(config, at.where))
 
 
 class Place(NamedTuple):
-    """Where a model is: its config, a folder or hub id with a revision, and identity() once the files exist."""
+    """Where a model is: how its config is read and what that says, a folder or hub id with a revision, and identity()
+    once the files exist."""
 
-    config: Any
+    read: Callable[[], Any]
+    says: Described
     where: str
     revision: str | None
     identity: Callable[[], dict[str, Any]]
+
+    @property
+    def config(self) -> Any:
+        return self.read()
 
 
 def check_place(path: str | None, hub: str | None, revision: str | None) -> None:
@@ -251,39 +261,42 @@ def _choose_attention(eager: bool) -> str | None:
 
 
 def _make_local_place(path: Path) -> Place:
-    config = find_config(str(path))
-    files = [path] if is_gguf(path) else find_weight_files(path)
-    if not is_gguf(path):
+    read = partial(find_config, str(path))
+    if is_gguf(path):
+        files, says = [path], describe_config(read(), str(path))
+    else:
+        says = describe_once(path / "config.json", lambda: describe_config(read(), str(path)))
+        files = find_weight_files(path)
         check_stray(path)
-        check_scales(config, files)
-    return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
+        check_scales(says.quantized, files)
+    return Place(read, says, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
 
 def _make_hub_place(hub: str, revision: str | None) -> Place:
     config = find_config(hub, revision)
+    says = describe_config(config, hub)
 
     def identity() -> dict[str, Any]:
         folder = fetch_hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
         files = find_weight_files(folder)
-        check_scales(config, files)
+        check_scales(says.quantized, files)
         return {"source": hub, "revision": revision, "commit": folder.name, "weights_hash": hash_files(files)}
 
-    return Place(config, hub, revision, identity)
+    return Place(lambda: config, says, hub, revision, identity)
 
 
 def make_source_from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
-    made = build_source_from_config(
-        model_place.config,
+    made = make_source(
+        model_place.says,
+        model_place.read,
         lambda: share_tokenizer(model_place.where, model_place.revision),
         lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
         model_place.identity,
-        model_place.where,
-        model_place.revision,
+        partial(read_preprocessor, model_place.where, model_place.revision),
         lambda auto, how=WHOLE: load_with_head(model_place.where, model_place.revision, auto, how, quantize),
     )
-    quantized = getattr(model_place.config, "quantization_config", None) is not None
-    parts = not quantized and quantize is None and not is_gguf(model_place.where)
+    parts = not model_place.says.quantized and quantize is None and not is_gguf(model_place.where)
     return replace(made, parts=parts, metrics=(lambda: read_json_file(metrics)) if metrics.is_file() else None)
 
 

@@ -207,7 +207,7 @@ def make_resnet_source(
         vocabulary=0,
         architecture=resolve(ARCHITECTURE, skeleton),
         model_type=MODEL_TYPE,
-        skeleton=skeleton,
+        build=lambda: skeleton,
         # an image is a single place: layers have places of their own
         tokenizer=lambda: Patches(size, size, shape.num_channels, MEAN, STD, before=0),
         load=lambda eager, how=WHOLE: place_model(load(), how),

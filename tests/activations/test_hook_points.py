@@ -524,6 +524,8 @@ def test_the_modules_of_a_skeleton_are_listed_once(tiny_folder):
     source, calls = registry.models.get("transformers").function(path=str(tiny_folder("llama"))), []
     counted = replace(source, modules=lambda model: calls.append(1) or source.modules(model))
     assert len(expand(["resid_post", "q.h*"], "all", counted)) == 3 + 12
+    assert calls == []
+    assert len(expand(["module:layers.*", "module:norm"], "all", counted)) == 3 + 1
     assert len(calls) == 1
 
 

@@ -25,7 +25,7 @@ from repsim_cli.data.table import table
 from repsim_cli.data.text import local_text
 from repsim_cli.engine.record import APART
 from repsim_cli.models import checkpoints
-from repsim_cli.models.complete import check_blocks
+from repsim_cli.models.complete import check_blocks, find_block_lists
 from repsim_cli.models.series import is_native
 from repsim_cli.runs import reader, results
 
@@ -228,10 +228,11 @@ def test_a_checkpoint_that_lacks_a_block():
     skeleton = torch.nn.Module()
     skeleton.h = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))
     names = {f"transformer.h.{block}.weight" for block in range(3)}
-    check_blocks(skeleton, 3, names, "x")
-    check_blocks(skeleton, 3, {"other.0.weight"}, "x")
+    lists = find_block_lists(skeleton, 3)
+    check_blocks(lists, 3, names, "x")
+    check_blocks(lists, 3, {"other.0.weight"}, "x")
     with pytest.raises(BadInput, match="^path: weights of block 1 are missing, got 2 of 3 blocks in 'x'; save"):
-        check_blocks(skeleton, 3, names - {"transformer.h.1.weight"}, "x")
+        check_blocks(lists, 3, names - {"transformer.h.1.weight"}, "x")
 
 
 def test_a_file_without_weights(tmp_path):

@@ -137,7 +137,7 @@ def make_modular_source(shape: ModularShape, folder: Callable[[], Path], **more:
         vocabulary=shape.numbers,
         architecture=MODULAR,
         model_type="modular",
-        skeleton=skeleton,
+        build=lambda: skeleton,
         tokenizer=lambda: Numbers(shape.numbers),
         load=lambda eager, how=WHOLE: place_model(load(folder()), how),
         identity=lambda: {"source": str(folder()), "weights_hash": hash_files([folder() / WEIGHTS])},
