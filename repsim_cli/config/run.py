@@ -61,7 +61,7 @@ class RunKeys(BaseModel):
     seed: of all that is random: samples, fresh weights, permutations, training.
     dry_run: print the plan and stop.
     resume: a run folder, or `latest`, the newest unfinished run of the same configuration; null: a new run.
-    cache: read and write stored activations, matrices and solved pairs.
+    cache: read and write stored activations, matrices and solved pairs, and what is known of configs and tokenizers.
     skip_unsuitable: leave out measures that do not suit the study, its settings or its data, with a warning; otherwise
         they stop the run before it starts.
     options: the settings of the study, by name; see `repsim describe STUDY`.

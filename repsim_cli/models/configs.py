@@ -151,7 +151,7 @@ def build_source_from_config(
 
 
 def describe_config(config: Any, where: str | None) -> Described:
-    """What a transformers config says of its model, which is built without weights. where: its folder or hub id."""
+    """Describes the model of a transformers config, which is built without weights. where: its folder or hub id."""
     whole, config = config, config.get_text_config()
     if not hasattr(config, "model_type"):
         raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; fix it")

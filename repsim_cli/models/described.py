@@ -53,14 +53,14 @@ class Described:
     lists: tuple[str, ...]
 
 
-def describe_once(file: Path, describe: Callable[[], Described]) -> Described:
-    """What `describe` says of the config in a file; from the cache, where it said it before of a file with this text in
-    this code, under these versions of packages.
+def describe_once(file: Path, describe: Callable[[], Described], maker: str = MAKER) -> Described:
+    """Describes the config in a file: as `describe` does, or from the cache, where it described a file with this text
+    before, in the code of the module `maker`, under these versions of packages.
 
     Kept are models of text whose weights are not quantized: others depend on more packages, and on the machine.
     """
     text = file.read_bytes()
-    code = collect_code(MAKER) if may_use_cache() and ANOTHER not in text else None
+    code = collect_code(maker) if may_use_cache() and ANOTHER not in text else None
     if code is None:
         return describe()
     entry = Entry(KIND, make_cache_key({"config": hashlib.sha256(text).hexdigest(), "code": code.key}))

@@ -20,6 +20,7 @@ from repsim_cli.models.checkpoints import (
     make_unreachable_error,
 )
 from repsim_cli.models.gguf import is_gguf, read_once
+from repsim_cli.models.known_tokenizers import know_tokenizer
 from repsim_cli.models.library import import_transformers, silence_transformers
 from repsim_cli.models.shapes import find_planned_shape
 
@@ -33,8 +34,12 @@ log = logging.getLogger("repsim")
 
 
 def share_tokenizer(where: str, revision: str | None = None) -> Any:
-    """Loads as `load_tokenizer` does, a .gguf file once per process, so do not change the tokenizer."""
-    return read_once(load_tokenizer, where) if is_gguf(where) else load_tokenizer(where, revision)
+    """Loads as `load_tokenizer` does, a .gguf file once per process and a folder once for the cache, so do not change
+    the tokenizer."""
+    if is_gguf(where):
+        return read_once(load_tokenizer, where)
+    load = functools.partial(load_tokenizer, where, revision)
+    return know_tokenizer(Path(where), load) if Path(where).is_dir() else load()
 
 
 def load_tokenizer(where: str, revision: str | None = None) -> Any:

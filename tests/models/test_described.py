@@ -1,0 +1,166 @@
+"""What the cache knows of configs: the same as is said anew, and nothing once anything that it rests on has changed."""
+
+import json
+import shutil
+from dataclasses import fields, replace
+from functools import partial
+
+import pytest
+import torch
+from helpers.tiny_configs import NAMES, tiny_config
+
+from repsim_cli.base import environment
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import collect_unfit
+from repsim_cli.models import decoders, points
+from repsim_cli.models.configs import describe_config, find_config, inline_config
+from repsim_cli.models.described import Described, _decode, _encode, describe_once
+from repsim_cli.models.transformers import transformers
+from repsim_cli.runs.cache import find_cache_folder
+
+
+@pytest.fixture(autouse=True)
+def cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    with collect_unfit(dry=False, cached=True):
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_folder):
+    return shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+
+
+@pytest.fixture
+def describe(folder):
+    """describe(): what is said of the folder's config, and how often that was found out anew."""
+    anew: list[int] = []
+
+    def find_out() -> Described:
+        anew.append(1)
+        return describe_config(find_config(str(folder)), str(folder))
+
+    return lambda **more: (describe_once(folder / "config.json", find_out, **more), len(anew))
+
+
+def records():
+    return sorted((find_cache_folder() / "configs").glob("*/entry-*"))
+
+
+@pytest.mark.parametrize("name", [name for group in NAMES.values() for name in group])
+def test_every_type_can_be_kept(name):
+    says = describe_config(inline_config(tiny_config(name)), None)
+    for each in fields(says):
+        kept = json.dumps(_encode(value := getattr(says, each.name)))
+        again = _decode(json.loads(kept))
+        assert json.dumps(_encode(again)) == kept
+        assert type(again) is type(value)
+        if each.name != "architecture":
+            assert again == value
+
+
+def test_parts_of_tables_compute_the_same_once_they_are_read():
+    x, pick = torch.randn(2, 3, 24), points.take_hidden_states
+    for part in (
+        points.take_equal_part(1, 3),
+        points.read_interleaved(2),
+        decoders.take_last_features(5, "x").pick,
+        partial(points.scale_pick, pick, 0.5),
+    ):
+        again = _decode(json.loads(json.dumps(_encode(part))))
+        assert torch.equal(again(x, 4), part(x, 4))
+
+
+@pytest.mark.parametrize("part", [lambda value, heads: value, torch.nn.functional.relu, {"a"}, partial(print, end="")])
+def test_what_is_no_part_of_a_table_is_not_kept(part):
+    with pytest.raises(ValueError, match="no "):
+        _encode(part)
+
+
+def test_a_record_names_functions_of_models_alone():
+    for name in ("os:system", "repsim_cli.models.points:Point.__new__", "repsim_cli.cli:main"):
+        with pytest.raises(ValueError, match="no function of a table"):
+            _decode({"function": [name]})
+
+
+def test_what_is_known_is_not_found_out_again(describe):
+    first, once = describe()
+    again, twice = describe()
+    assert (once, twice, len(records())) == (1, 1, 1)
+    assert {**vars(again), "architecture": None} == {**vars(first), "architecture": None}
+    assert again.architecture == first.architecture
+
+
+def test_another_config_is_described_anew(describe, folder):
+    before, _ = describe()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    after, anew = describe()
+    assert (before.layers, after.layers, anew) == (3, 2, 2)
+    assert after.config_hash != before.config_hash
+
+
+def test_other_code_or_versions_describe_anew(describe, monkeypatch):
+    describe()
+    assert describe(maker="repsim_cli.models.points")[1] == 2
+    monkeypatch.setattr(environment, "read_version", lambda name: "another")
+    assert describe()[1] == 3
+    assert describe()[1] == 3
+
+
+@pytest.mark.parametrize("harm", ["cut", "other numbers", "no file", "other fields"])
+def test_a_broken_record_is_made_again(describe, harm, caplog):
+    says, _ = describe()
+    (record,) = records()
+    if harm == "cut":
+        record.write_text(record.read_text()[:50])
+    elif harm == "other numbers":
+        record.write_text(record.read_text().replace('"layers": 3', '"layers": 4'))
+    elif harm == "no file":
+        record.unlink()
+    else:
+        from repsim_cli.runs.cache import Entry
+
+        Entry("configs", record.parent.name).finish(says={"layers": 3, "depth": 3})
+    again, anew = describe()
+    assert (again.layers, again.parameters, anew) == (says.layers, says.parameters, 2)
+    assert ("is damaged" in caplog.text) == (harm in ("cut", "other numbers"))
+    assert describe()[1] == 2
+
+
+def test_nothing_is_kept_without_the_cache(describe):
+    with collect_unfit(dry=False, cached=False):
+        assert [describe()[1], describe()[1]] == [1, 2]
+    assert not find_cache_folder().exists()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(describe):
+    find_cache_folder().write_text("no folder")
+    assert [describe()[1], describe()[1]] == [1, 2]
+
+
+def test_weights_are_checked_though_the_config_is_known(folder):
+    """And a model whose config is known runs as before."""
+    from safetensors.torch import load_file, save_file
+
+    transformers(path=str(folder))
+    source = transformers(path=str(folder))
+    tokens = torch.arange(6)[None]
+    assert torch.equal(source.load(False)(tokens)[0], transformers(path=str(folder)).load(False)(tokens)[0])
+    assert sum(p.numel() for p in source.skeleton.parameters()) == source.parameters
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: x for name, x in weights.items() if "layers.1." not in name}
+    assert 0 < len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadInput, match="^path: weights of block 1 are missing, got 2 of 3 blocks"):
+        transformers(path=str(folder))
+
+
+@pytest.mark.parametrize("changed", [{"quantized": True}, {"modality": "images"}])
+def test_what_depends_on_more_is_described_each_time(describe, folder, changed):
+    """Quantized weights on the machine, models of images on further packages."""
+    says, anew = replace(describe()[0], **changed), []
+    (folder / "other.json").write_text("{}")
+    for _ in range(2):
+        assert describe_once(folder / "other.json", lambda: anew.append(1) or says) is says
+    assert len(anew) == 2
