@@ -42,6 +42,7 @@ def run(words: list[str]) -> int:
     from repsim_cli.cli.plan import plan_lines
     from repsim_cli.config.run import validate
 
+    cache.find_cache_folder()
     jobs = [(config, validate(drop_hydra_keys(config))) for config in configs]
     plans = [
         plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run
@@ -53,7 +54,6 @@ def run(words: list[str]) -> int:
             say(*([""] if number else []), *plan)
         return 0
     results.check_root()
-    cache.find_cache_folder()
     return run_jobs(jobs, asked)
 
 

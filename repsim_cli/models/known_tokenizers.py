@@ -1,4 +1,4 @@
-"""Tokenizers that transformers made before, from the cache: they turn text into tokens and back without importing it."""
+"""Tokenizers that transformers made before, from the cache: they turn text into tokens and back without it."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ def _open(text: str, said: Mapping[str, Any], load: Callable[[], Any]) -> KnownT
 
 
 def _describe(tokenizer: Any) -> dict[str, Any] | None:
-    """What a tokenizer says of itself; None for one that is more than its backend."""
+    """Describes a tokenizer by what it says of itself; None for one that is more than its backend."""
     base, kind = import_transformers().PreTrainedTokenizerFast, type(tokenizer)
     if not isinstance(tokenizer, base) or tokenizer.split_special_tokens:
         return None

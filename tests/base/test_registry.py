@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,17 @@ MEASURES = [
     "rdm",
     "room",
 ]
+
+# packages that a run of models whose rows and matrices are in the cache may import, and those that these import
+MAY = {
+    "numpy", "torch", "scipy", "matplotlib", "hydra", "omegaconf", "pydantic", "jaxtyping", "yaml", "regex",
+    "safetensors", "tokenizers", "xxhash", "filelock", "platformdirs", "psutil", "threadpoolctl", "zstandard",
+    "hydra_plugins", "cloudpickle", "dill", "joblib", "antlr4",
+    "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "tqdm",
+    "torchgen", "packaging", "attr", "charset_normalizer",
+    "mpl_toolkits", "PIL", "cycler", "dateutil", "fontTools", "kiwisolver", "pyparsing",
+    "Cython", "cython", "cython_runtime",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("known", REGISTRIES, ids=lambda known: known.noun)
@@ -53,6 +66,40 @@ def test_a_run_loads_what_it_uses():
     parts = [name for name in own if name.startswith("studies.") and name.endswith((".study", ".train", ".model"))]
     assert parts == ["studies.similarity.study"]
     assert not [name for name in own if name.startswith("training.")]
+
+
+def test_a_run_that_is_in_the_cache_imports_no_models(tmp_path):
+    """Neither transformers nor what it brings; `cache=false` reads and writes no record of configs and tokenizers."""
+    script = (
+        "import json, sys\nfrom repsim_cli.cli import main\n"
+        "try: main(['run', '-q', 'experiment=tiny/pythia_cka', 'extract.rows=256', *sys.argv[1:]])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    places = {"REPSIM_CACHE": str(tmp_path / "cache"), "REPSIM_OUTPUTS": str(tmp_path / "runs")}
+
+    def run(*words):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            env={**os.environ, **places}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        loaded = {*json.loads(ended.stdout.splitlines()[-1])}
+        (folder,) = {file.parent for file in (tmp_path / "runs").glob("*/*/results.json")} - folders
+        folders.add(folder)
+        return loaded, {file.name: file.read_bytes() for file in folder.glob("arrays/*")}
+
+    folders: set[Path] = set()
+    _, without = run("cache=false")
+    assert not {"configs", "tokenizers"} & {place.name for place in (tmp_path / "cache").glob("*")}
+    computing, first = run()
+    cached, second = run()
+    assert without == first == second
+    assert without
+    assert "transformers" in computing
+    assert not {"scipy.stats", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"} & cached
+    found = {name.partition(".")[0] for name in cached} - sys.stdlib_module_names - {"repsim_cli"}
+    assert {name for name in found if not name.startswith("_")} <= MAY
 
 
 @pytest.mark.parametrize("word", ["measur=cka", "measure=ckaa", "study=similarty", "model=[tiny_a,tiny_z]", "seeed=1"])

@@ -443,8 +443,10 @@ def test_the_cache_command(repsim, own_cache):
     assert "matrices: 1 entries" in out
     assert "diagnostics: 1 entries" in out
     assert "rows: 1 entries" in out
+    assert "configs: 1 entries" in out
+    assert "tokenizers: 1 entries" in out
     code, out, _ = repsim("cache", "--clear")
-    assert "removed 4 entries, 0.000 GB left" in out
+    assert "removed 6 entries, 0.000 GB left" in out
     code, out, err = repsim("cache", "--limit", "many")
     assert (code, out) == (2, "")
     assert "size: not a size, got 'many'; e.g. 20GB" in err
