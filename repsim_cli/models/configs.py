@@ -161,6 +161,7 @@ def describe_config(config: Any, where: str | None) -> Described:
         if not isinstance(getattr(config, name, False), bool):
             raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; fix it")
     _check_quantization(config)
+    config_hash = hash_config(config.to_dict())  # some models change their config when they are built
     with refuse(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
         skeleton = _build_skeleton(config)
     kind = find_modality(skeleton)
@@ -199,7 +200,7 @@ def describe_config(config: Any, where: str | None) -> Described:
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         labels=read_class_labels(config),
         bits=read_weight_bits(getattr(config, "quantization_config", None)),
-        config_hash=hash_config(config.to_dict()),
+        config_hash=config_hash,
         quantized=any(getattr(each, "quantization_config", None) is not None for each in (whole, config)),
         lists=find_block_lists(skeleton, depth),
     )

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.closure import collect_code
@@ -53,13 +52,12 @@ class Described:
     lists: tuple[str, ...]
 
 
-def describe_once(file: Path, describe: Callable[[], Described], maker: str = MAKER) -> Described:
-    """Describes the config in a file: as `describe` does, or from the cache, where it described a file with this text
-    before, in the code of the module `maker`, under these versions of packages.
+def describe_once(text: bytes, describe: Callable[[], Described], maker: str = MAKER) -> Described:
+    """Describes the config of this text: as `describe` does, or from the cache, where it described the text before, in
+    the code of the module `maker`, under these versions of packages.
 
     Kept are models of text whose weights are not quantized: others depend on more packages, and on the machine.
     """
-    text = file.read_bytes()
     code = collect_code(maker) if may_use_cache() and ANOTHER not in text else None
     if code is None:
         return describe()

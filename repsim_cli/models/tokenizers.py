@@ -36,17 +36,21 @@ log = logging.getLogger("repsim")
 def share_tokenizer(where: str, revision: str | None = None) -> Any:
     """Loads as `load_tokenizer` does, a .gguf file once per process and a folder once for the cache, so do not change
     the tokenizer."""
+    where = _find_own_folder(where)
     if is_gguf(where):
         return read_once(load_tokenizer, where)
     load = functools.partial(load_tokenizer, where, revision)
     return know_tokenizer(Path(where), load) if Path(where).is_dir() else load()
 
 
+def _find_own_folder(where: str) -> str:
+    """Finds the folder of a shipped model or tokenizer by its name; others are where they are."""
+    shipped = SHIPPED if where in list_shipped() else TOKENIZERS
+    return str(shipped / where) if (shipped / where).is_dir() else where
+
+
 def load_tokenizer(where: str, revision: str | None = None) -> Any:
-    if where in list_shipped():
-        where = str(SHIPPED / where)
-    elif (TOKENIZERS / where).is_dir():
-        where = str(TOKENIZERS / where)
+    where = _find_own_folder(where)
     local = is_local(where)
     if not local and (shape := find_planned_shape(where)):
         return shape.tokenizer

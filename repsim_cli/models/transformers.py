@@ -4,6 +4,7 @@ Raw weights: nothing is folded or centred.
 """
 
 import copy
+import functools
 import logging
 import re
 import shutil
@@ -42,7 +43,6 @@ from repsim_cli.models.checkpoints import (
 )
 from repsim_cli.models.complete import check_blocks, check_complete
 from repsim_cli.models.configs import (
-    build_source_from_config,
     describe_config,
     find_config,
     hash_config,
@@ -184,39 +184,48 @@ def random(
         )
     hub = hub if hub is None else add_owner(hub)
     if config is not None:
-        settings, where, like = inline_config(config), tokenizer, None
+        where, like, text = tokenizer, None, repr(config).encode()
     else:
         like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
-        settings, where = find_config(like, revision), tokenizer or like
-    settings = take_text_config(settings)
+        where, text = tokenizer or like, read_config_text(Path(like)) if is_local(like) else None
+
+    @functools.cache
+    def settings() -> Any:
+        return take_text_config(inline_config(config) if config is not None else find_config(str(like), revision))
+
+    def describe() -> Described:
+        return describe_config(settings(), like)
+
+    says = describe() if text is None else describe_once(b"a random model\n" + text, describe)
 
     def load_own_tokenizer() -> Any:
         if where is None:
             raise BadInput(
                 "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
             )
-        return load_tokenizer(where, None if tokenizer else revision)
+        return share_tokenizer(where, None if tokenizer else revision)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         try:
             with hold_loading_lock(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = getattr(import_transformers(), auto).from_config(settings, dtype=torch.float32)
+                model = getattr(import_transformers(), auto).from_config(settings(), dtype=torch.float32)
         except ValueError as error:
-            raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
+            raise BadInput(f"config: no head for {auto}, got model_type {says.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; either may lack a pooler
-        model.base_model.load_state_dict(_make_fresh(settings, seed, False).state_dict(), strict=False)
+        model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
         return disable_cache(place_model(model, how))
 
+    def fresh(eager: bool, how: Loading = WHOLE) -> nn.Module:
+        return _make_fresh(settings(), seed, eager, how)
+
     identity = {
-        "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
-        "weights_hash": f"seed {seed}, config {hash_config(settings.to_dict())}",
+        "source": f"random weights, seed {seed}, {given[0] if given else says.model_type}",
+        "weights_hash": f"seed {seed}, config {says.config_hash}",
     }
-    fresh = partial(_make_fresh, settings, seed)
-    return replace(
-        build_source_from_config(settings, load_own_tokenizer, fresh, lambda: identity, like, revision, whole),
-        trained=False,
-    )
+    preprocessor = partial(read_preprocessor, like, revision)
+    made = make_source(says, settings, load_own_tokenizer, fresh, lambda: identity, preprocessor, whole)
+    return replace(made, trained=False)
 
 
 def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Module:
@@ -260,13 +269,21 @@ def _choose_attention(eager: bool) -> str | None:
     return "eager" if eager else None
 
 
+def read_config_text(path: Path) -> bytes | None:
+    """Reads the config of a folder as it is written; of a .gguf file None."""
+    return None if is_gguf(path) else (path / "config.json").read_bytes()
+
+
 def _make_local_place(path: Path) -> Place:
-    read = partial(find_config, str(path))
-    if is_gguf(path):
-        files, says = [path], describe_config(read(), str(path))
+    read, text = partial(find_config, str(path)), read_config_text(path)
+
+    def describe() -> Described:
+        return describe_config(read(), str(path))
+
+    if text is None:
+        files, says = [path], describe()
     else:
-        says = describe_once(path / "config.json", lambda: describe_config(read(), str(path)))
-        files = find_weight_files(path)
+        says, files = describe_once(text, describe), find_weight_files(path)
         check_stray(path)
         check_scales(says.quantized, files)
     return Place(read, says, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})

@@ -78,9 +78,15 @@ def test_a_run_that_is_in_the_cache_imports_no_models(tmp_path):
     )
     places = {"REPSIM_CACHE": str(tmp_path / "cache"), "REPSIM_OUTPUTS": str(tmp_path / "runs")}
 
+    untrained = [
+        "+model.twin={kind: random, shipped: tiny_a}",
+        "+model.other={kind: random, config: {model_type: gpt2, vocab_size: 512, n_embd: 32, n_head: 2, n_layer: 2}, "
+        "tokenizer: tiny_a}",
+    ]
+
     def run(*words):
         ended = subprocess.run(
-            [sys.executable, "-c", script, *words],
+            [sys.executable, "-c", script, *untrained, *words],
             env={**os.environ, **places}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
