@@ -1,6 +1,6 @@
 """Checks of a configuration: a run is refused if it does not fit this machine, a dry run only reports it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -12,6 +12,7 @@ class _Check(NamedTuple):
     misfits: list[str]
     dry: bool
     cached: bool
+    writes: list[Callable[[], object]]
 
 
 _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
@@ -20,12 +21,14 @@ _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 @contextmanager
 def collect_unfit(*, dry: bool, cached: bool = False) -> Iterator[list[str]]:
     """Collects what `note_unfit` says inside the block, in the list that this yields.
-    dry: shapes of published models are the shipped ones. cached: what is said of models may be kept in the cache.
+    dry: shapes of published models are the shipped ones. cached: what is known of models may be read from the cache.
     """
-    check = _Check([], dry, cached)
+    check = _Check([], dry, cached, [])
     token = _check.set(check)
     try:
         yield check.misfits
+        for write in [] if dry else check.writes:
+            write()
     finally:
         _check.reset(token)
 
@@ -48,6 +51,14 @@ def is_dry() -> bool:
 def may_use_cache() -> bool:
     check = _check.get()
     return check is not None and check.cached
+
+
+def write_once_checked(write: Callable[[], object]) -> None:
+    """Writes into the cache after the checks, where these refuse nothing and there is a run: what is refused, or only
+    planned, leaves nothing."""
+    check = _check.get()
+    if check is not None:
+        check.writes.append(write)
 
 
 def note_unfit(problem: str) -> None:

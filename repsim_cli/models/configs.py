@@ -33,6 +33,7 @@ from repsim_cli.models.source import Loader, Source, WithHead, refuse_head
 # the most that is built, and the names that a config may give it; of a list, that of stages or of the last one
 DEPTH, WIDTH = (1000, "num_hidden_layers", "depths"), (10**6, "hidden_size", "hidden_sizes")
 MOST_HEADS = 10**5
+LIBRARY = {"torch", "transformers"}
 INPUTS: dict[str, Modality] = {"input_ids": "text", "pixel_values": "images", "input_features": "sound"}
 # places before the patches of an image: the class token, and that of distillation; beside registers
 BEFORE_PATCHES = {"vit": 1, "beit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "clip_vision_model": 1}
@@ -203,6 +204,7 @@ def describe_config(config: Any, where: str | None) -> Described:
         config_hash=config_hash,
         quantized=any(getattr(each, "quantization_config", None) is not None for each in (whole, config)),
         lists=find_block_lists(skeleton, depth),
+        of_library={type(x).__module__.partition(".")[0] for x in (config, *skeleton.modules())} <= LIBRARY,
     )
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from repsim_cli.base.closure import collect_code
-from repsim_cli.base.planning import may_use_cache
+from repsim_cli.base.planning import may_use_cache, write_once_checked
 from repsim_cli.data.base import Modality
 from repsim_cli.models.points import Architecture, Heads, Point
 from repsim_cli.runs.cache import Entry, make_cache_key
@@ -25,10 +25,10 @@ ANOTHER = b'"configuration_files"'  # transformers reads another file than this 
 class Described:
     """What is known of a backbone without its weights.
 
-    layers: of the config; the table of the architecture may know another number.
     context: the longest sequence, None if unlimited. padding: the id by which positions are counted, or None.
     rotary, segments, labels, bits: as of a `Source`. config_hash: of the settings that, with the weights, determine
     activations. quantized: its config says how. lists: the names of its lists of as many modules as it has layers.
+    of_library: config and modules are those of transformers and torch.
     """
 
     layers: int
@@ -50,14 +50,17 @@ class Described:
     config_hash: str
     quantized: bool
     lists: tuple[str, ...]
+    of_library: bool
 
 
-def describe_once(text: bytes, describe: Callable[[], Described], maker: str = MAKER) -> Described:
-    """Describes the config of this text: as `describe` does, or from the cache, where it described the text before, in
-    the code of the module `maker`, under these versions of packages.
+def describe_once(read: Callable[[], bytes], describe: Callable[[], Described], maker: str = MAKER) -> Described:
+    """Describes the config whose text is read: as `describe` does, or from the cache, where it described this text
+    before, in the code of the module `maker`, under these versions of packages.
 
-    Kept are models of text whose weights are not quantized: others depend on more packages, and on the machine.
+    Kept are models of text whose weights are not quantized, by code of transformers alone: others depend on more code,
+    and on the machine.
     """
+    text = read()
     code = collect_code(maker) if may_use_cache() and ANOTHER not in text else None
     if code is None:
         return describe()
@@ -67,9 +70,13 @@ def describe_once(text: bytes, describe: Callable[[], Described], maker: str = M
         if entry.complete:
             return Described(**{name: _decode(value) for name, value in entry.meta["says"].items()})
     says = describe()
-    if says.modality == "text" and not says.quantized:
+
+    def write() -> None:
         with suppress(OSError, ValueError, AttributeError, ImportError):  # it is described again
             entry.finish(says={each.name: _encode(getattr(says, each.name)) for each in fields(says)})
+
+    if says.modality == "text" and says.of_library and not says.quantized and read() == text:
+        write_once_checked(write)
     return says
 
 

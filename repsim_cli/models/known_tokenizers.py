@@ -9,7 +9,7 @@ from typing import Any
 
 from repsim_cli.base import environment
 from repsim_cli.base.closure import collect_code
-from repsim_cli.base.planning import may_use_cache
+from repsim_cli.base.planning import may_use_cache, write_once_checked
 from repsim_cli.data.chat import Encoded
 from repsim_cli.models.library import import_transformers
 from repsim_cli.runs.cache import Entry, make_cache_key
@@ -95,8 +95,7 @@ def know_tokenizer(folder: Path, load: Callable[[], Any]) -> Any:
     code = collect_code(MAKER) if may_use_cache() and (folder / FILE).is_file() else None
     if code is None:
         return load()
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix not in WEIGHTS)
-    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    hashes = _hash_files(folder)
     versions = {name: environment.read_version(name) for name in ("tokenizers", "transformers")}
     entry = Entry(KIND, make_cache_key({"files": hashes, "code": code.key, **versions}))
     with suppress(OSError, ValueError, TypeError, KeyError):
@@ -105,13 +104,22 @@ def know_tokenizer(folder: Path, load: Callable[[], Any]) -> Any:
             return _open(entry.files[FILE].read_text(), entry.meta["said"], load)
     loaded = load()
     said = _describe(loaded)
-    if said is not None:
-        text = loaded.backend_tokenizer.to_str()
-        if _do_the_same(_open(text, said, load), loaded):
-            with suppress(OSError, ValueError):  # it is loaded again
-                entry.write(FILE, lambda place: place.write_text(text))
-                entry.finish(said=said)
+    text = "" if said is None else loaded.backend_tokenizer.to_str()
+
+    def write() -> None:
+        with suppress(OSError, ValueError):  # it is loaded again
+            entry.write(FILE, lambda place: place.write_text(text))
+            entry.finish(said=said)
+
+    if said is not None and _hash_files(folder) == hashes and _do_the_same(_open(text, said, load), loaded):
+        write_once_checked(write)
     return loaded
+
+
+def _hash_files(folder: Path) -> dict[str, str]:
+    """The sha256 of the files that a tokenizer may be made of, by name."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix not in WEIGHTS)
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def _open(text: str, said: Mapping[str, Any], load: Callable[[], Any]) -> KnownTokenizer:
@@ -124,6 +132,8 @@ def _describe(tokenizer: Any) -> dict[str, Any] | None:
     """Describes a tokenizer by what it says of itself; None for one that is more than its backend."""
     base, kind = import_transformers().PreTrainedTokenizerFast, type(tokenizer)
     if not isinstance(tokenizer, base) or tokenizer.split_special_tokens:
+        return None
+    if kind.__module__.partition(".")[0] != "transformers":
         return None
     if any(getattr(kind, name, None) is not getattr(base, name, None) for name in OWN):
         return None

@@ -184,10 +184,10 @@ def random(
         )
     hub = hub if hub is None else add_owner(hub)
     if config is not None:
-        where, like, text = tokenizer, None, repr(config).encode()
+        where, like = tokenizer, None
     else:
         like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
-        where, text = tokenizer or like, read_config_text(Path(like)) if is_local(like) else None
+        where = tokenizer or like
 
     @functools.cache
     def settings() -> Any:
@@ -196,7 +196,10 @@ def random(
     def describe() -> Described:
         return describe_config(settings(), like)
 
-    says = describe() if text is None else describe_once(b"a random model\n" + text, describe)
+    def read() -> bytes:
+        return b"a random model\n" + (repr(config).encode() if like is None else read_config_text(like))
+
+    says = describe_once(read, describe) if like is None or has_config_file(like) else describe()
 
     def load_own_tokenizer() -> Any:
         if where is None:
@@ -269,23 +272,27 @@ def _choose_attention(eager: bool) -> str | None:
     return "eager" if eager else None
 
 
-def read_config_text(path: Path) -> bytes | None:
-    """Reads the config of a folder as it is written; of a .gguf file None."""
-    return None if is_gguf(path) else (path / "config.json").read_bytes()
+def has_config_file(where: str) -> bool:
+    """Tells whether it is a folder in the transformers format, and not a .gguf file or on the hub."""
+    return is_local(where) and not is_gguf(where)
+
+
+def read_config_text(where: str) -> bytes:
+    return (Path(where) / "config.json").read_bytes()
 
 
 def _make_local_place(path: Path) -> Place:
-    read, text = partial(find_config, str(path)), read_config_text(path)
+    read = partial(find_config, str(path))
 
     def describe() -> Described:
         return describe_config(read(), str(path))
 
-    if text is None:
-        files, says = [path], describe()
-    else:
-        says, files = describe_once(text, describe), find_weight_files(path)
+    if has_config_file(str(path)):
+        says, files = describe_once(partial(read_config_text, str(path)), describe), find_weight_files(path)
         check_stray(path)
         check_scales(says.quantized, files)
+    else:
+        says, files = describe(), [path]
     return Place(read, says, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
 

@@ -20,10 +20,8 @@ from repsim_cli.runs.cache import find_cache_folder
 
 
 @pytest.fixture(autouse=True)
-def cached(tmp_path, monkeypatch):
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    with collect_unfit(dry=False, cached=True):
-        yield
 
 
 @pytest.fixture
@@ -33,23 +31,28 @@ def folder(tmp_path, tiny_folder):
 
 @pytest.fixture
 def describe(folder):
-    """describe(): what is said of the folder's config, and how often that was found out anew."""
+    """describe(): what is said of the folder's config by checks of a run, and how often that was found out anew."""
     anew: list[int] = []
 
     def find_out() -> Described:
         anew.append(1)
         return describe_config(find_config(str(folder)), str(folder))
 
-    return lambda **more: (describe_once((folder / "config.json").read_bytes(), find_out, **more), len(anew))
+    def describe(*, dry=False, cached=True, **more):
+        with collect_unfit(dry=dry, cached=cached):
+            return describe_once((folder / "config.json").read_bytes, find_out, **more), len(anew)
+
+    return describe
 
 
 def records():
     return sorted((find_cache_folder() / "configs").glob("*/entry-*"))
 
 
-@pytest.mark.parametrize("name", [name for group in NAMES.values() for name in group])
+@pytest.mark.parametrize("name", [name for group in NAMES if group != "images" for name in NAMES[group]])
 def test_every_type_can_be_kept(name):
     says = describe_config(inline_config(tiny_config(name)), None)
+    assert says.of_library
     for each in fields(says):
         kept = json.dumps(_encode(value := getattr(says, each.name)))
         again = _decode(json.loads(kept))
@@ -129,9 +132,17 @@ def test_a_broken_record_is_made_again(describe, harm, caplog):
 
 
 def test_nothing_is_kept_without_the_cache(describe):
-    with collect_unfit(dry=False, cached=False):
-        assert [describe()[1], describe()[1]] == [1, 2]
+    assert [describe(cached=False)[1], describe(cached=False)[1]] == [1, 2]
     assert not find_cache_folder().exists()
+
+
+def test_what_is_refused_or_planned_leaves_nothing(describe):
+    assert [describe(dry=True)[1], describe(dry=True)[1]] == [1, 2]
+    with pytest.raises(BadInput), collect_unfit(dry=False, cached=True):
+        describe_once(lambda: b"{}", lambda: describe(dry=True)[0])
+        raise BadInput("of another key")
+    assert not find_cache_folder().exists()
+    assert [describe()[1], describe(dry=True)[1]] == [4, 4]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(describe):
@@ -143,23 +154,50 @@ def test_weights_are_checked_though_the_config_is_known(folder):
     """And a model whose config is known runs as before."""
     from safetensors.torch import load_file, save_file
 
-    transformers(path=str(folder))
-    source = transformers(path=str(folder))
+    def open_model():
+        with collect_unfit(dry=False, cached=True):
+            return transformers(path=str(folder))
+
+    fresh, known = open_model(), open_model()
+    assert len(records()) == 1
     tokens = torch.arange(6)[None]
-    assert torch.equal(source.load(False)(tokens)[0], transformers(path=str(folder)).load(False)(tokens)[0])
-    assert sum(p.numel() for p in source.skeleton.parameters()) == source.parameters
+    assert torch.equal(known.load(False)(tokens)[0], fresh.load(False)(tokens)[0])
+    assert sum(p.numel() for p in known.skeleton.parameters()) == known.parameters
     weights = load_file(folder / "model.safetensors")
     kept = {name: x for name, x in weights.items() if "layers.1." not in name}
     assert 0 < len(kept) < len(weights)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BadInput, match="^path: weights of block 1 are missing, got 2 of 3 blocks"):
-        transformers(path=str(folder))
+        open_model()
 
 
-@pytest.mark.parametrize("changed", [{"quantized": True}, {"modality": "images"}])
+@pytest.mark.parametrize("changed", [{"quantized": True}, {"modality": "images"}, {"of_library": False}])
 def test_what_depends_on_more_is_described_each_time(describe, changed):
     """Quantized weights on the machine, models of images on further packages."""
     says, anew = replace(describe()[0], **changed), []
     for _ in range(2):
-        assert describe_once(b"{}", lambda: anew.append(1) or says) is says
+        with collect_unfit(dry=False, cached=True):
+            assert describe_once(lambda: b"{}", lambda: anew.append(1) or says) is says
     assert len(anew) == 2
+
+
+def test_a_model_that_a_program_adds_to_transformers_is_not_of_the_library():
+    from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel
+
+    class MineConfig(LlamaConfig):
+        model_type = "mine_of_a_test"
+
+    class Mine(LlamaModel):
+        config_class = MineConfig
+
+    AutoConfig.register("mine_of_a_test", MineConfig)
+    AutoModel.register(MineConfig, Mine)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    assert not describe_config(MineConfig(**small), None).of_library
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(describe):
+    says, texts = describe(cached=False)[0], iter([b"before", b"after"])
+    with collect_unfit(dry=False, cached=True):
+        assert describe_once(lambda: next(texts), lambda: says) is says
+    assert not records()

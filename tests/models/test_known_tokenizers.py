@@ -17,10 +17,8 @@ TEXTS = ["Some words, of a sentence.", "", " naïve\n\n\t日本語 😀  [SEP] <
 
 
 @pytest.fixture(autouse=True)
-def cached(tmp_path, monkeypatch):
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    with collect_unfit(dry=False, cached=True):
-        yield
 
 
 @pytest.fixture(params=["byte pairs", "bert", "word_pieces", "unigrams", "characters"])
@@ -33,12 +31,15 @@ def folder(request, tmp_path, tokenizer_folder, bert_tokenizer):
     return place
 
 
-def load(folder, anew):
+def load(folder, anew, change=lambda loaded: loaded, cached=True):
+    """The tokenizer of a folder in the checks of a run. anew: gets an item where transformers loads it."""
+
     def find_out():
         anew.append(1)
-        return load_tokenizer(str(folder))
+        return change(load_tokenizer(str(folder)))
 
-    return know_tokenizer(folder, find_out)
+    with collect_unfit(dry=False, cached=cached):
+        return know_tokenizer(folder, find_out)
 
 
 def both(folder):
@@ -116,8 +117,7 @@ def test_another_file_or_version_is_loaded_anew(folder, monkeypatch):
     (folder / "model.safetensors").write_text("weights are no part of it")
     load(folder, anew)
     assert len(anew) == 3
-    with collect_unfit(dry=False, cached=False):
-        load(folder, anew)
+    load(folder, anew, cached=False)
     assert len(anew) == 4
 
 
@@ -135,18 +135,23 @@ def test_a_broken_record_is_made_again(tmp_path, harm, caplog):
     assert "is damaged" in caplog.text
 
 
-def test_a_tokenizer_that_is_more_than_its_backend_is_not_kept(tmp_path):
-    """Its class would do in another way what the backend does."""
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"__module__": "transformers.other", "_decode": lambda self, ids, **settings: "other"},
+        {"__module__": "a_program"},
+    ],
+)
+def test_a_tokenizer_that_is_more_than_its_backend_is_not_kept(tmp_path, kind):
+    """Its class does in another way what the backend does, or is not of the library, so that it may change."""
     folder, anew = shutil.copytree(TOKENIZERS / "characters", tmp_path / "tokenizer"), []
 
-    def find_out():
-        anew.append(1)
-        loaded = load_tokenizer(str(folder))
-        loaded.__class__ = type("Other", (type(loaded),), {"_decode": lambda self, ids, **settings: "other"})
+    def change(loaded):
+        loaded.__class__ = type("Other", (type(loaded),), kind)
         return loaded
 
     for _ in range(2):
-        assert not isinstance(know_tokenizer(folder, find_out), KnownTokenizer)
+        assert not isinstance(load(folder, anew, change), KnownTokenizer)
     assert len(anew) == 2
     assert not (find_cache_folder() / "tokenizers").exists()
 
@@ -154,5 +159,6 @@ def test_a_tokenizer_that_is_more_than_its_backend_is_not_kept(tmp_path):
 def test_a_folder_without_a_fast_tokenizer_is_left_to_transformers(tmp_path):
     anew: list[Path] = []
     for _ in range(2):
-        know_tokenizer(tmp_path, lambda: anew.append(tmp_path))
+        with collect_unfit(dry=False, cached=True):
+            know_tokenizer(tmp_path, lambda: anew.append(tmp_path))
     assert len(anew) == 2
