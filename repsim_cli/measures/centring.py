@@ -130,7 +130,7 @@ def _finish_run(
 
 
 def _is_plain(size: float, offset: float) -> bool:
-    """Whether rows of this root mean square norm differ enough beside the norm of their mean, and squares will do."""
+    """Says whether rows of this root mean square norm differ enough beside the norm of their mean for squares to do."""
     return 1e-12 < size < 1e15 and size > 1e-4 * offset
 
 
