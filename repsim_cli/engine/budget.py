@@ -356,7 +356,7 @@ def _average_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Ten
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MeasureWarning)  # the run's own values have them
-                first, second = (bound.prepare(z[rows]).lists.numpy() for z in (x, y))
+                first, second = (bound.prepare(z[rows]).lists.cpu().numpy() for z in (x, y))
         except Degenerate:
             return [None] * len(BY_TOKEN_COLUMNS[5:])
         others = len(rows) - (documents.bincount()[documents].numpy() if apart else 1)

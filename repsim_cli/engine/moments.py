@@ -105,7 +105,8 @@ class _Layers:
             cells = covariance
             if form.drops_dead and not (alive[a].all() and alive[b].all()):
                 cells = covariance[alive[a]][:, alive[b]]
-            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
+            sides = (_move(states[form.prepare, side], cells.device) for side in (a, b))
+            both = partial(form.compare, *sides, cells)
             values = self.values[label]
             try:
                 with attribute_warnings([label]):
@@ -134,6 +135,13 @@ class _Layers:
                         self.states[form.prepare, a] = self.keep(run_with_label(name, partial(form.prepare, given)))
             except Degenerate as error:
                 self.failed[label, a] = error
+
+
+def _move(state: Any, device: torch.device) -> Any:
+    """The prepared state on this device: it may have been kept in files."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    return type(state)(*(_move(part, device) for part in state)) if isinstance(state, tuple) else state
 
 
 def plan_passes(widths: Sequence[int], room: float) -> list[list[Cell]]:

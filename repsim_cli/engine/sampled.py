@@ -73,11 +73,12 @@ def compute_sampled(
         values, se = _average_sampled_rows(of_rows, tables, asked.total)
         generator = torch.Generator().manual_seed(seed)
         levels = [
-            of_rows(tables, [_draw_neighbours(asked, k, generator)]).mean((1, 2)) for _ in range(ORDERS * unrelated)
+            of_rows(tables, [_draw_neighbours(asked, k, generator)]).mean((1, 2)).cpu()
+            for _ in range(ORDERS * unrelated)
         ]
         matrices[label] = SimilarityMatrix(
-            values=clamp_to_bounds(measure.card, values),
-            se=se,
+            values=clamp_to_bounds(measure.card, values.cpu()),
+            se=se.cpu(),
             estimate="sampled",
             rows=len(asked.rows),
             batches=1,

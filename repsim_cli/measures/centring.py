@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_into, squared_norms
+from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_on_device, squared_norms
 from repsim_cli.measures.features import TOGETHER, CentredRows
 
 CACHED = 1 << 17  # cells
@@ -107,8 +107,7 @@ def _start_run(xs: Sequence[Float[Tensor, "n d"]]) -> _Run:
     norms = torch.linalg.vector_norm(near.sub_(rests[:, None]), dim=2).double().square()
     grams = None
     if near.shape[1] <= HELD:
-        grams = near.new_empty(len(xs), near.shape[1], near.shape[1])
-        multiply_into(grams, near, near)
+        grams = multiply_on_device(near, near)
         grams.diagonal(dim1=1, dim2=2).copy_(norms)
     return _Run(means, rests, norms, torch.linalg.vector_norm(means, dim=1).double(), grams)
 

@@ -97,12 +97,12 @@ def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
             except Degenerate as error:
                 made.failed[place] = str(error)
             else:
-                made.compared[place] = part.numpy()
+                made.compared[place] = part.cpu().numpy()
     else:
         made.notices = list(notices)
         for place, places in layers.compared.items():
             at = places.ravel()
-            made.compared[place] = values.numpy()[np.ix_(at, at)]
+            made.compared[place] = values.cpu().numpy()[np.ix_(at, at)]
         made.costs = _measure_pair_costs(measure, layers, values, seconds)
     for place, models in layers.truncated.items():
         if place in made.failed:
@@ -167,7 +167,7 @@ def _measure_pair_costs(
 def _spearman(x: Tensor, y: Tensor) -> float | None:
     if not (x.max() > x.min() and y.max() > y.min()):
         return None
-    return float(np.corrcoef(scipy.stats.rankdata(x.numpy()), scipy.stats.rankdata(y.numpy()))[0, 1])
+    return float(np.corrcoef(scipy.stats.rankdata(x.cpu().numpy()), scipy.stats.rankdata(y.cpu().numpy()))[0, 1])
 
 
 def _compare_with_truncated(
@@ -183,7 +183,7 @@ def _compare_with_truncated(
         wanted[0] = wanted[:, 0] = True
         names = ["whole layer", *(f"{left} components" for left in cut)]
         values, _, _ = _measure_wanted_pairs(measure, names, given, wanted, labels)
-        rows.append(((values[0, 1:] + values[1:, 0]) / 2).numpy())
+        rows.append(((values[0, 1:] + values[1:, 0]) / 2).cpu().numpy())
     return np.array(rows)
 
 
@@ -205,4 +205,4 @@ def measure_probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], s
     """Fits a logistic regression on half of the rows and measures its accuracy on the other half."""
     order = np.random.default_rng(seed).permutation(len(x))
     split = Split(order[: len(x) // 2], order[len(x) // 2 :], order)
-    return 1 - fit(PROBES["logistic_classification"], x.double().numpy(), labels.numpy(), split, seed).error
+    return 1 - fit(PROBES["logistic_classification"], x.double().cpu().numpy(), labels.numpy(), split, seed).error

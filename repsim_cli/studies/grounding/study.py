@@ -332,7 +332,7 @@ class Made:
             },
             "probes": {f"{test}, {point}": probes for (test, point), probes in self.probes.items()},
             "layers": [
-                [name, run.write_array(slug(sample, "rows", f"{i:03d}"), rows.double().numpy())]
+                [name, run.write_array(slug(sample, "rows", f"{i:03d}"), rows.double().cpu().numpy())]
                 for i, (name, rows) in enumerate(zip(self.layers.names, self.layers.rows, strict=True))
             ],
             "compared": {f"{test}, {point}": at.tolist() for (test, point), at in self.layers.compared.items()},

@@ -58,7 +58,7 @@ def count_retrieved(x: Rows, y: Rows, texts: Int[np.ndarray, " n"] | None = None
     for start in range(0, n, BLOCK):
         rows = np.arange(start, min(start + BLOCK, n))
         shares = _share_nearest(x, y, rows)
-        hits[rows] = shares[torch.from_numpy(rows - start), torch.from_numpy(rows)].numpy()
+        hits[rows] = shares[torch.from_numpy(rows - start), torch.from_numpy(rows)].cpu().numpy()
         votes.add(shares, rows)
     return Retrieved(hits, int((hits == 1).sum()) if texts is None else votes.count())
 
