@@ -17,6 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.documents import find_interpolation
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.files import expand_path
+from repsim_cli.base.planning import use_known
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
@@ -164,16 +165,17 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     seed: int = 0,
 ) -> Any:
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
-    bound = {label: bind_model(label, entry) for label, entry in models.items()}
+    by_key = settings.items() if isinstance(settings, Mapping) else ()
+    words = [word for key, value in by_key for word in set_key(key, value)]
+    words = words or [part for word in settings for part in convert_to_overrides(word)]
+    keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
+    with use_known("cache" not in keys):
+        bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
     known = {name: {"kind": name} for name in registry.measures.list_added()} | read_table_entries("measure")
     for name in measures:
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
-    by_key = settings.items() if isinstance(settings, Mapping) else ()
-    words = [word for key, value in by_key for word in set_key(key, value)]
-    words = words or [part for word in settings for part in convert_to_overrides(word)]
-    keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
     for key in keys:
         if other := re.match(r"(hydra|experiment|model$)\b", key):
             raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
@@ -186,7 +188,9 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
         extract["at_most"] = [] if "extract.rows" in keys else ["rows"]  # ids may be in one file alone
     elif layers:
         extract["hook_points"] = [_name_hook_point(name) for name in layers]
-    presets = {"extract": _choose_extract_preset(bound, rows), "significance": significance, "hardware": "cpu"}
+    with use_known("cache" not in keys):
+        preset = _choose_extract_preset(bound, rows)
+    presets = {"extract": preset, "significance": significance, "hardware": "cpu"}
     own = read_shipped(find_conf_folder() / "config.yaml")
     config = {key: value for key, value in own.items() if key not in ("defaults", "hydra")} | {
         "name": "compare",

@@ -11,24 +11,46 @@ from repsim_cli.base.errors import BadInput
 class _Check(NamedTuple):
     misfits: list[str]
     dry: bool
-    cached: bool
-    writes: list[Callable[[], object]]
 
 
 _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
+# of what is found out about models; None: the cache is not used
+_writes: ContextVar[list[Callable[[], object]] | None] = ContextVar("_writes", default=None)
 
 
 @contextmanager
-def collect_unfit(*, dry: bool, cached: bool = False) -> Iterator[list[str]]:
+def use_known(read: bool, *, write: bool = False) -> Iterator[None]:
+    """Lets what is known of models be read from the cache inside the block, where `read`, and writes what was found out
+    about others at its end, where `write`, unless it raises: what is refused or only planned leaves nothing."""
+    writes: list[Callable[[], object]] = []
+    token = _writes.set(writes if read else None)
+    try:
+        yield
+        for each in writes if write else ():
+            each()
+    finally:
+        _writes.reset(token)
+
+
+def may_use_known() -> bool:
+    return _writes.get() is not None
+
+
+def write_once_checked(write: Callable[[], object]) -> None:
+    """Writes at the end of `use_known`, where that writes."""
+    if (writes := _writes.get()) is not None:
+        writes.append(write)
+
+
+@contextmanager
+def collect_unfit(*, dry: bool) -> Iterator[list[str]]:
     """Collects what `note_unfit` says inside the block, in the list that this yields.
-    dry: shapes of published models are the shipped ones. cached: what is known of models may be read from the cache.
+    dry: shapes of published models are the shipped ones.
     """
-    check = _Check([], dry, cached, [])
+    check = _Check([], dry)
     token = _check.set(check)
     try:
         yield check.misfits
-        for write in [] if dry else check.writes:
-            write()
     finally:
         _check.reset(token)
 
@@ -46,19 +68,6 @@ def note_under(path: str) -> Iterator[None]:
 def is_dry() -> bool:
     check = _check.get()
     return check is not None and check.dry
-
-
-def may_use_cache() -> bool:
-    check = _check.get()
-    return check is not None and check.cached
-
-
-def write_once_checked(write: Callable[[], object]) -> None:
-    """Writes into the cache after the checks, where these refuse nothing and there is a run: what is refused, or only
-    planned, leaves nothing."""
-    check = _check.get()
-    if check is not None:
-        check.writes.append(write)
 
 
 def note_unfit(problem: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from repsim_cli.base import registry
 from repsim_cli.base.documents import find_interpolation, find_unwritable_text
 from repsim_cli.base.errors import BadConfig, Unreachable
-from repsim_cli.base.planning import collect_unfit
+from repsim_cli.base.planning import collect_unfit, use_known
 from repsim_cli.base.settings import Extract, Hardware, Seed, Significance
 from repsim_cli.config.analyses import bind_analyses
 from repsim_cli.config.binding import (
@@ -173,13 +173,14 @@ def validate(config: DictConfig) -> RunConfig:
     """
     problems: list[str] = []
     plain = _resolve_keys(config, problems)
-    with collect_unfit(dry=plain.get("dry_run") is True, cached=plain.get("cache") is True) as misfits:
+    dry = plain.get("dry_run") is True
+    with collect_unfit(dry=dry) as misfits, use_known(plain.get("cache") is True, write=not dry):
         return _validate(plain, problems, misfits)
 
 
 def build_from_keys(keys: Fields) -> RunConfig:
     """The run of the plain keys of another `RunConfig`. Raises BadConfig with every problem on this machine."""
-    with collect_unfit(dry=False, cached=keys.get("cache") is True) as misfits:
+    with collect_unfit(dry=False) as misfits, use_known(keys.get("cache") is True, write=True):
         return _validate(keys, [], misfits)
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from repsim_cli.base.closure import collect_code
-from repsim_cli.base.planning import may_use_cache, write_once_checked
+from repsim_cli.base.planning import may_use_known, write_once_checked
 from repsim_cli.data.base import Modality
 from repsim_cli.models.points import Architecture, Heads, Point
 from repsim_cli.runs.cache import Entry, make_cache_key
@@ -61,7 +61,7 @@ def describe_once(read: Callable[[], bytes], describe: Callable[[], Described], 
     and on the machine.
     """
     text = read()
-    code = collect_code(maker) if may_use_cache() and ANOTHER not in text else None
+    code = collect_code(maker) if may_use_known() and ANOTHER not in text else None
     if code is None:
         return describe()
     entry = Entry(KIND, make_cache_key({"config": hashlib.sha256(text).hexdigest(), "code": code.key}))

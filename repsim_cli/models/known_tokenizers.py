@@ -9,7 +9,7 @@ from typing import Any
 
 from repsim_cli.base import environment
 from repsim_cli.base.closure import collect_code
-from repsim_cli.base.planning import may_use_cache, write_once_checked
+from repsim_cli.base.planning import may_use_known, write_once_checked
 from repsim_cli.data.chat import Encoded
 from repsim_cli.models.library import import_transformers
 from repsim_cli.runs.cache import Entry, make_cache_key
@@ -92,7 +92,7 @@ class KnownTokenizer:
 def know_tokenizer(folder: Path, load: Callable[[], Any]) -> Any:
     """The tokenizer of a folder that `load` gives; from the cache, where it gave one of these files before, in this
     code, under these versions of packages. Kept are those of tokenizer.json that are no more than their backend."""
-    code = collect_code(MAKER) if may_use_cache() and (folder / FILE).is_file() else None
+    code = collect_code(MAKER) if may_use_known() and (folder / FILE).is_file() else None
     if code is None:
         return load()
     hashes = _hash_files(folder)

@@ -108,6 +108,18 @@ def test_a_run_that_is_in_the_cache_imports_no_models(tmp_path):
     assert not {"scipy.stats", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"} & cached
     found = {name.partition(".")[0] for name in cached} - sys.stdlib_module_names - {"repsim_cli"}
     assert {name for name in found if not name.startswith("_")} <= MAY
+    composing = (
+        "import sys\nfrom repsim_cli.api.entries import compose_configuration\n"
+        "models = {name: {'kind': 'shipped', 'name': name} for name in ('tiny_a', 'tiny_b')}\n"
+        "config = compose_configuration(models, None, ['cka'], 'auto', 'none', sys.argv[1:])\n"
+        "assert config.extract.unit == 'token'\nprint('transformers' in sys.modules)"
+    )
+    for words, imported in (([], "False"), (["cache=false"], "True")):  # `compare` opens models before there is a run
+        said = subprocess.run(
+            [sys.executable, "-c", composing, *words],
+            env={**os.environ, **places}, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert said == f"{imported}\n"
 
 
 @pytest.mark.parametrize("word", ["measur=cka", "measure=ckaa", "study=similarty", "model=[tiny_a,tiny_z]", "seeed=1"])

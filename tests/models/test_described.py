@@ -11,7 +11,7 @@ from helpers.tiny_configs import NAMES, tiny_config
 
 from repsim_cli.base import environment
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.planning import collect_unfit
+from repsim_cli.base.planning import use_known
 from repsim_cli.models import decoders, points
 from repsim_cli.models.configs import describe_config, find_config, inline_config
 from repsim_cli.models.described import Described, _decode, _encode, describe_once
@@ -39,7 +39,7 @@ def describe(folder):
         return describe_config(find_config(str(folder)), str(folder))
 
     def describe(*, dry=False, cached=True, **more):
-        with collect_unfit(dry=dry, cached=cached):
+        with use_known(cached, write=not dry):
             return describe_once((folder / "config.json").read_bytes, find_out, **more), len(anew)
 
     return describe
@@ -138,7 +138,7 @@ def test_nothing_is_kept_without_the_cache(describe):
 
 def test_what_is_refused_or_planned_leaves_nothing(describe):
     assert [describe(dry=True)[1], describe(dry=True)[1]] == [1, 2]
-    with pytest.raises(BadInput), collect_unfit(dry=False, cached=True):
+    with pytest.raises(BadInput), use_known(True, write=True):
         describe_once(lambda: b"{}", lambda: describe(dry=True)[0])
         raise BadInput("of another key")
     assert not find_cache_folder().exists()
@@ -155,7 +155,7 @@ def test_weights_are_checked_though_the_config_is_known(folder):
     from safetensors.torch import load_file, save_file
 
     def open_model():
-        with collect_unfit(dry=False, cached=True):
+        with use_known(True, write=True):
             return transformers(path=str(folder))
 
     fresh, known = open_model(), open_model()
@@ -176,7 +176,7 @@ def test_what_depends_on_more_is_described_each_time(describe, changed):
     """Quantized weights on the machine, models of images on further packages."""
     says, anew = replace(describe()[0], **changed), []
     for _ in range(2):
-        with collect_unfit(dry=False, cached=True):
+        with use_known(True, write=True):
             assert describe_once(lambda: b"{}", lambda: anew.append(1) or says) is says
     assert len(anew) == 2
 
@@ -198,6 +198,6 @@ def test_a_model_that_a_program_adds_to_transformers_is_not_of_the_library():
 
 def test_a_file_that_changes_meanwhile_is_not_kept(describe):
     says, texts = describe(cached=False)[0], iter([b"before", b"after"])
-    with collect_unfit(dry=False, cached=True):
+    with use_known(True, write=True):
         assert describe_once(lambda: next(texts), lambda: says) is says
     assert not records()

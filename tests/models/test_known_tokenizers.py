@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from repsim_cli.base import environment
-from repsim_cli.base.planning import collect_unfit
+from repsim_cli.base.planning import use_known
 from repsim_cli.data.chat import Encoded
 from repsim_cli.models.known_tokenizers import KnownTokenizer, know_tokenizer
 from repsim_cli.models.tokenizers import TOKENIZERS, load_tokenizer
@@ -38,7 +38,7 @@ def load(folder, anew, change=lambda loaded: loaded, cached=True):
         anew.append(1)
         return change(load_tokenizer(str(folder)))
 
-    with collect_unfit(dry=False, cached=cached):
+    with use_known(cached, write=True):
         return know_tokenizer(folder, find_out)
 
 
@@ -159,6 +159,6 @@ def test_a_tokenizer_that_is_more_than_its_backend_is_not_kept(tmp_path, kind):
 def test_a_folder_without_a_fast_tokenizer_is_left_to_transformers(tmp_path):
     anew: list[Path] = []
     for _ in range(2):
-        with collect_unfit(dry=False, cached=True):
+        with use_known(True, write=True):
             know_tokenizer(tmp_path, lambda: anew.append(tmp_path))
     assert len(anew) == 2
