@@ -22,7 +22,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModel
@@ -56,7 +56,7 @@ class Device:
 
     def __init__(self, small: bool):
         self.small, self.name = small, "cpu" if small else "cuda"
-        self.dtype = "float32" if small else "bfloat16"
+        self.dtype: Literal["float32", "bfloat16"] = "float32" if small else "bfloat16"
 
     def done(self) -> None:
         if self.name == "cuda":

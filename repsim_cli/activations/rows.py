@@ -237,7 +237,7 @@ class Forward:
                 if self.extract.unit not in ("mean", "sequence"):
                     raise RunFailed(
                         f"{layer}: the places of its images differ from the run's, got {x.shape[1]} for "
-                        f"{chosen.shape[1]}; use extract=pooled with extract.unit=mean"
+                        f"{marked.shape[1]}; use extract=pooled with extract.unit=mean"
                     )
                 places = x.shape[:2].numel()
                 read = Chosen(x.new_ones(x.shape[:2], dtype=torch.bool), torch.arange(places, device=x.device))

@@ -91,7 +91,8 @@ def find_wide_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 
     some = torch.ones(1, 16, 16, dtype=torch.bfloat16, device=device)
     try:
-        multiply(some, some), multiply(some[0], some[0])
+        for x in (some, some[0]):
+            multiply(x, x)
     except (TypeError, RuntimeError):
         return None
     return multiply

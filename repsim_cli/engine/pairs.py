@@ -303,10 +303,12 @@ def _prepare_inner_products(
         if isinstance(x, Tensor):
             dtype = torch.promote_types(x.dtype, torch.float32)
         for kernel in kernels:
+            if kernel in ready and isinstance(state := ready[kernel][a], State):
+                made[kernel][a] = state
+                continue
             try:
                 with attribute_warnings(sharing[_find_maker(kernel)]):
-                    here = ready[kernel][a] if kernel in ready else None
-                    made[kernel][a] = run_with_label(name, partial(_prepare_state, kernel, x, features, here))
+                    made[kernel][a] = run_with_label(name, partial(_prepare_state, kernel, x, features))
             except Degenerate as error:
                 failed[kernel][a] = error
     for label, measure in list(inner.items()):
@@ -352,14 +354,7 @@ def _compute_products_and_means(
     return crosses, collector.means()
 
 
-def _prepare_state(
-    kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any], ready: State | Degenerate | None
-) -> State:
-    """Prepares x, unless it is ready."""
-    if ready is not None:
-        if isinstance(ready, Degenerate):
-            raise ready
-        return ready
+def _prepare_state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:
     if isinstance(x, Grams):
         assert isinstance(kernel, Kernel)
         return x.state(kernel)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_on_device, squared_norms
-from repsim_cli.measures.features import TOGETHER, CentredRows
+from repsim_cli.measures.features import CentredRows, cut_into_runs
 
 CACHED = 1 << 17  # cells
 ON_DEVICE = 1 << 26  # cells, where the rows are on a GPU
@@ -70,24 +70,13 @@ def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
 def centre_together(xs: Sequence[Float[Tensor, "n _d"]]) -> list[CentredRows | Degenerate]:
     """`centre_rows` of several representations, each or why it cannot be. Those of one shape take few steps together,
     so that a GPU neither starts steps for each nor is waited for. The Gram matrices of few rows are made too."""
-    runs = [
-        slice(i, min(i + most, stop))
-        for start, stop in _find_runs([(x.shape, x.dtype) for x in xs])
-        for most in [max(1, TOGETHER // max(1, xs[start].numel()))]
-        for i in range(start, stop, most)
-    ]
+    runs = list(cut_into_runs([(x.shape, x.dtype) for x in xs]))
     started = [_start_run(xs[run]) for run in runs]
     sizes = torch.cat([torch.stack([run.norms.mean(1).sqrt(), run.offsets]) for run in started], 1).tolist()
     made: list[CentredRows | Degenerate] = []
     for at, run in zip(runs, started, strict=True):
         made += _finish_run(xs[at], run, *(part[at] for part in sizes))
     return made
-
-
-def _find_runs(kinds: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """The first and the last but one place of every run of equals."""
-    places = [i for i in range(len(kinds)) if not i or kinds[i] != kinds[i - 1]]
-    return zip(places, [*places[1:], len(kinds)], strict=True)
 
 
 class _Run(NamedTuple):

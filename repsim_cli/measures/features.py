@@ -4,7 +4,7 @@ On a GPU what is done has a price of 10 microseconds however small it is, so rep
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -100,16 +100,29 @@ def stack_rows(parts: Sequence[CentredRows]) -> StackedRows:
 
 
 def find_stacks(parts: Sequence[AnyFeatures]) -> Iterator[slice]:
-    """Cuts the features of representations into runs of one shape that may go together; on a CPU each is alone."""
+    """Cuts the features of representations into runs that may go together; on a CPU each is alone."""
+    return cut_into_runs([_find_kind(part) for part in parts])
+
+
+def cut_into_runs(kinds: Sequence[tuple[torch.Size, *tuple[Any, ...]] | None]) -> Iterator[slice]:
+    """Cuts into runs of one kind, of at most TOGETHER cells. kinds: the shape first; None: alone.
+
+    >>> a, b = (torch.Size([4, 2]),), (torch.Size([4, 3]),)
+    >>> [(run.start, run.stop) for run in cut_into_runs([a, a, b, None, None])]
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
     start = 0
-    for i in range(1, len(parts) + 1):
-        if i == len(parts) or not _may_join(parts[start], parts[i], i - start + 1):
+    for i, kind in enumerate(kinds):
+        first = kinds[start]
+        if i > start and (first is None or kind != first or i - start >= TOGETHER // max(1, first[0].numel())):
             yield slice(start, i)
             start = i
+    if kinds:
+        yield slice(start, len(kinds))
 
 
-def _may_join(first: AnyFeatures, other: AnyFeatures, count: int) -> bool:
-    if not (isinstance(first, CentredRows) and isinstance(other, CentredRows)) or first.x.device.type == "cpu":
-        return False
-    same = first.x.shape == other.x.shape and first.x.dtype == other.x.dtype
-    return same and (first.gram is None) == (other.gram is None) and count * first.x.numel() <= TOGETHER
+def _find_kind(part: AnyFeatures) -> tuple[torch.Size, *tuple[Any, ...]] | None:
+    """What rows that go together have in common; None for those that go alone."""
+    if not isinstance(part, CentredRows) or part.x.device.type == "cpu":
+        return None
+    return part.x.shape, part.x.dtype, part.gram is None

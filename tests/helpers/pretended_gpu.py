@@ -93,7 +93,12 @@ class _Calls(TorchFunctionMode):
             return Pretended(args[0].inner.new_tensor(*args[1:], **kwargs))
         if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Pretended):
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
-            places = tuple(torch.as_tensor(at) if isinstance(at, list | np.ndarray) else at for at in places)
+            places = tuple(
+                torch.as_tensor(np.array(at, dtype=None if len(at) else int))
+                if isinstance(at, list | np.ndarray)
+                else at
+                for at in places
+            )
             args = (args[0], places if isinstance(args[1], tuple) else places[0], *args[2:])
         return func(*args, **kwargs)
 

@@ -119,6 +119,8 @@ def test_a_model_on_a_gpu_and_elsewhere(folder):
     source = transformers(path=folder)
     model = source.load(False, Loading(spread={0: 2 * 10**6, "cpu": 10**6}))
     assert {x.device.type for x in model.parameters()} >= {"cuda", "meta"}
-    found, expected = read(source, model, "cuda"), read(source, source.load(False))
-    for name, x in found.items():
-        torch.testing.assert_close(x, expected[name], rtol=1e-3, atol=1e-4)
+    exact = read(source, source.load(False, Loading(dtype=torch.float64)))
+    found, here = read(source, model, "cuda"), read(source, source.load(False))
+    for name, x in exact.items():
+        error, usual = (float((y[name].double() - x).norm() / x.norm()) for y in (found, here))
+        assert error < 5 * usual + 1e-6, name

@@ -1,0 +1,51 @@
+"""Runs on a device have the numbers of the CPU within rounding: on a GPU, and on a pretended one, which needs none."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from helpers.pretended_gpu import NAME, pretend_gpu
+
+from repsim_cli.runs import reader
+
+ROWS = ("model=[tiny_a,tiny_b]", "extract.estimate=full", "extract.rows=100")
+RUNS = {
+    "measures": (*ROWS, "measure=[cka,cka_unbiased,cka_rbf,rsa,mutual_knn,procrustes,pwcca,ridge,linear_regression]"),
+    "permutations": (*ROWS, "extract=words", "measure=[cka_unbiased,mutual_knn]", "significance.permutations=20"),
+    "capped directions": (*ROWS, "extract.normalise=directions", "measure=[cka_unbiased]"),
+    "summed": ("model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=ratio_of_sums", "extract.batch_rows=64"),
+    "moments": ("model=[tiny_a,tiny_b]", "measure=[cka,svcca,pwcca]", "extract.estimate=moments"),
+    "sampled": ("model=[tiny_a,tiny_b]", "measure=[mutual_knn]", "extract.estimate=sampled", "extract.rows=60"),
+    "parallel": ("experiment=tiny/parallel",),
+    "maps of attention": ("experiment=tiny/ptb_attention",),
+    "images": ("experiment=tiny/layer_identification_images",),
+    "grounding": ("experiment=tiny/grounding",),
+    "barycentre": ("experiment=tiny/barycentre",),
+    "likelihoods": ("experiment=tiny/likelihoods",),
+    "universal neurons": ("experiment=tiny/universal_neurons",),
+}
+HERE = ("measures", "permutations", "moments", "sampled")  # others are run where there is a GPU
+ON_CARD = [pytest.param(name, NAME, id=f"{name}, pretended") for name in HERE]
+ON_GPU = [pytest.param(name, "cuda", id=name, marks=pytest.mark.gpu) for name in RUNS]
+
+
+def read_arrays(folder):
+    """Every array of numbers of a run."""
+    arrays = {str(file.relative_to(folder)): np.load(file) for file in (folder / "arrays").rglob("*.npy")}
+    return {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+
+
+@pytest.mark.parametrize(("name", "device"), [*ON_CARD, *ON_GPU])
+def test_runs_have_the_numbers_of_the_cpu(name, device, repsim, newest):
+    found = []
+    for where in (device, "cpu"):
+        with pretend_gpu() if where == NAME else nullcontext():
+            code, _, err = repsim("run", "-q", *RUNS[name], f"hardware.device={where}", "cache=false")
+        assert code == 0, err
+        assert reader.read_manifest(newest())["device"] == where
+        found.append(read_arrays(newest()))
+    there, here = found
+    assert there.keys() == here.keys()
+    assert here
+    for key, x in here.items():
+        np.testing.assert_allclose(there[key], x, rtol=1e-3, atol=1e-3, err_msg=key)
