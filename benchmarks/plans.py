@@ -8,9 +8,9 @@ and features. A larger size of a measure that took more than LONGEST seconds is 
 
 Workloads: the memory of whole runs, in MB (10^6 bytes), as planned and at its peak. Counted are the private pages of
 the process and of those it starts (RssAnon, read every few milliseconds): not those of files that are mapped, as
-libraries, weights and stored rows, which the system takes back when it needs room. idle: what runs of the smallest
-stored rows, and of the smallest models, have at their peak: Python, libraries, the report. Planned and peak are less
-that, on both sides, so that large constants do not hide what grows. off: planned over peak.
+libraries, weights and stored rows, which the system takes back when it needs room. idle: the peak of a run of 64 stored
+rows, and of 64 rows of the four tiny models: Python, libraries, figures. Planned and peak are less that, and less what
+the plan has for it, so that large constants do not hide what grows. off: planned over peak.
 """
 
 import os
@@ -110,14 +110,17 @@ def taken(name: str, given: list[torch.Tensor]) -> tuple[float, float]:
     return planned.seconds, time.process_time() - begin
 
 
-def count_private(pid: int) -> int:
-    """Bytes of the private pages of a process and of those it has started."""
+def count_private(pid: int, parent: bytes = b"") -> int:
+    """Bytes of the private pages of a process and of those it has started. parent: the command of the one that has
+    started it, which a child has for a moment, with its parent's pages."""
     found = 0
     with suppress(OSError, StopIteration):  # it has ended
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found = 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += sum(count_private(int(child)) for child in children.read_text().split())
+        place = Path(f"/proc/{pid}")
+        if (command := (place / "cmdline").read_bytes()) != parent:
+            lines = (place / "status").read_text().splitlines()
+            found = 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+            children = [child for task in place.glob("task/*/children") for child in task.read_text().split()]
+            found += sum(count_private(int(child), command) for child in children)
     return found
 
 
@@ -162,7 +165,9 @@ def compare_workloads(names: list[str]) -> None:
         parts, peak, _ = measure_run(*workload)
         idle[what] = peak
         print(f"idle, {what}: {parts[BASE] / 1e6:.0f} MB planned, {peak / 1e6:.0f} at the peak")
-    print("", "| run | planned, MB | peak, MB | off | largest parts of the plan | CPU, s |", "| --- " * 6 + "|", sep="\n")
+    print(
+        "", "| run | planned, MB | peak, MB | off | largest parts of the plan | CPU, s |", "| --- " * 6 + "|", sep="\n"
+    )
     for name in [each for each in WORKLOADS if not names or any(word in each for word in names)]:
         parts, peak, seconds = measure_run(*WORKLOADS[name])
         net = parts["in all"] - parts[BASE], peak - idle["stored rows" if WORKLOADS[name][0] else "models"]

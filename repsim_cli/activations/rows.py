@@ -34,6 +34,7 @@ from repsim_cli.activations.places import (
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.memory import trim
 from repsim_cli.base.settings import LARGEST, STREAMED, WORDS, Extract, Hardware
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.models.loading import make_input_template
@@ -371,6 +372,13 @@ def select_batch_rows(
 
 
 def _sample(stream: Iterator[RowBlock], chosen: Tensor) -> Iterator[list[Tensor]]:
+    out = _gather(stream, chosen)
+    trim()  # what reading has left behind, in pieces
+    yield out
+
+
+def _gather(stream: Iterator[RowBlock], chosen: Tensor) -> list[Tensor]:
+    """Gathers the chosen rows."""
     out: list[Tensor] = []
     filled = 0
     for first, rows in stream:
@@ -380,7 +388,7 @@ def _sample(stream: Iterator[RowBlock], chosen: Tensor) -> Iterator[list[Tensor]
         for x, target in zip(rows, out, strict=True):
             target[filled : filled + len(inside)] = x[inside.to(x.device)]
         filled += len(inside)
-    yield out
+    return out
 
 
 def regroup(stream: Iterator[RowBlock], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:

@@ -10,6 +10,7 @@ from repsim_cli.activations.batching import count_passes
 from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.settings import OF_SAMPLE
+from repsim_cli.engine.batch_memory import Bytes, PlannedBatch, estimate_batch_memory
 from repsim_cli.engine.bounds import (
     bound_pass,
     bound_sequence_length,
@@ -20,6 +21,7 @@ from repsim_cli.engine.bounds import (
     count_most_rows,
     find_usual_length,
 )
+from repsim_cli.engine.chance import ORDERS
 from repsim_cli.engine.checks import are_documents_known
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import (
@@ -29,21 +31,20 @@ from repsim_cli.engine.cost import (
     estimate_pairs_cost,
     estimate_sampled,
 )
-from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
 from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_passes
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
-from repsim_cli.measures.kernels import Kernel, Packed
+from repsim_cli.measures.kernels import Packed
 from repsim_cli.measures.nearest import count_block_rows, count_neighbours
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 
 STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
+WORKER = 0.25e9  # bytes of a process that solves pairs, beside those of libraries, which it shares
+DOCUMENT = 256  # rows that two documents have where text is cut into sequences: about those of the shipped text
 RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fragments of the heap
-
-Bytes = dict[str, float]  # by part
 
 
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
@@ -123,44 +124,56 @@ def _estimate_whole_gb(comparison: Comparison) -> float:
 
 
 def _estimate_memory(comparison: Comparison, rows: int, features: int) -> Bytes:
-    """`estimate_comparison_memory` where layers of so many features are read together."""
-    hardware, measures = comparison.hardware, comparison.measures.values()
+    """`estimate_comparison_memory` where layers of so many features are read together: the parts of what needs most,
+    reading the rows or comparing them."""
+    extract, hardware = comparison.extract, comparison.hardware
     everything = sum(layer.width for layer in comparison.layers)
-    tile = min(hardware.tile, rows)
-    kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
-    packed = sum(isinstance(kernel, Packed) for kernel in kernels)
-    whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
-    widest = min(rows, max(layer.width for layer in comparison.layers))
-    parts = {
-        "Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE,
-        **bound_pass(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
-        "diagnostics": 4.0 * min(MOST, count_most_rows(comparison.models, comparison.extract)) * features,
-    }
-    if comparison.extract.estimate == "moments":
-        return _estimate_moments_memory(comparison, parts, rows, features)
-    if comparison.extract.estimate == "sampled":
-        return _estimate_sampled_memory(comparison, parts, rows, features)
-    return {
-        **parts,
-        "rows": 4.0 * 3 * rows * features,
-        "distances": 4.0 * rows**2 * (packed * len(comparison.layers) / 2 + whole),
-        "matrices": 8.0
-        * max(
-            m.slow.squares * hardware.workers * m.slow.side(rows) ** 2
-            if m.slow
-            else m.squares * len(comparison.layers) * rows**2
-            for m in measures
-        )
-        + 8.0 * widest**2 * max(m.wide_squares if isinstance(m, Pairwise) else 0.0 for m in measures),
-        "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
-        "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)
-        if comparison.significance.method == "permutation"
-        else 0.0,
-        "neighbours": _count_neighbour_bytes(comparison, rows),
-        "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
-        "chance": _count_chance_bytes(comparison, rows, len(kernels)) if features == everything else 0.0,
+    passing = bound_pass(comparison.live, extract, hardware, everything, together=comparison.side_by_side)
+    parts = {"Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE, "weights": passing.pop("weights")}
+    reading = {**passing, "diagnostics": 4.0 * min(MOST, count_most_rows(comparison.models, extract)) * features}
+    if extract.estimate == "moments":
+        return _estimate_moments_memory(comparison, {**parts, **reading}, rows, features)
+    if extract.estimate == "sampled":
+        return _estimate_sampled_memory(comparison, {**parts, **reading}, rows, features)
+    of_rows, batch = 4.0 * rows * features, plan_batch(comparison, rows, features)
+    compared = {
+        **estimate_batch_memory(batch),
+        "processes": WORKER * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
+        "values": 8.0 * 2 * batch.layers**2 * (1 + comparison.significance.permutations * batch.permuted),
         "pairs left out": _count_pair_bytes(comparison, rows),
     }
+    block = passing["forward"] / 2 if comparison.live else 4.0 * extract.batch_rows * features
+    reading["remedies"] = 2 * block * bool(extract.remedies)
+    if extract.estimate == "full":
+        steps = {**reading, "rows": of_rows + block * (not comparison.live)}, {"rows": of_rows, **compared}
+    else:  # the next batch is read while this one is held
+        steps = ({**reading, "rows": 2 * of_rows, **compared},)
+    return {part: size for part, size in (parts | max(steps, key=lambda step: sum(step.values()))).items() if size}
+
+
+def plan_batch(comparison: Comparison, rows: int, features: int) -> PlannedBatch:
+    """Plans a batch of so many rows, of layers of so many features; those in groups know no level of chance."""
+    extract, significance = comparison.extract, comparison.significance
+    widths = [layer.width for layer in comparison.layers]
+    batches = 1 if extract.estimate == "full" else max(1, _count_extracted_rows(comparison) // max(rows, 1))
+    wanted = significance.chance and extract.estimate in ("full", "per_batch") and features == sum(widths)
+    by_row = significance.clusters == "row" or not are_documents_known(comparison.models)
+    # all rows share one place, or two documents have it, usually
+    longest = max(extract.length, DOCUMENT * comparison.data.packs(extract)) if comparison.live else rows
+    places = 1 if by_row else min(rows / 2, longest)
+    return PlannedBatch(
+        measures=list(comparison.measures.values()),
+        rows=rows,
+        layers=len(widths),
+        features=features,
+        widest=max(widths),
+        tile=comparison.hardware.tile,
+        workers=comparison.hardware.workers,
+        places=wanted * (places + 1),
+        pairings=wanted * -(-ORDERS // batches),
+        permuted=significance.method == "permutation",
+        alone=by_row,
+    )
 
 
 def _count_pair_bytes(comparison: Comparison, rows: int) -> float:
@@ -169,30 +182,7 @@ def _count_pair_bytes(comparison: Comparison, rows: int) -> float:
     apart = _select_apart(comparison).values()
     ranked = any(isinstance(m, InnerProduct) and isinstance(m.row, Packed) for m in apart)
     near = any(isinstance(m, Pairwise) for m in apart)
-    return ranked * 6.0 * rows**2 + near * float(count_block_rows(rows) * rows)
-
-
-def _count_neighbour_bytes(comparison: Comparison, rows: int) -> float:
-    """Bytes of a block of cosines, and of rows of norm 1 in float64, while the neighbours of a layer are found."""
-    if not any(isinstance(m, Pairwise) and m.cubes is None for m in comparison.measures.values()):
-        return 0.0
-    widest = max(layer.width for layer in comparison.layers)
-    return 4.0 * rows * count_block_rows(rows) + 1.5 * BYTES * rows * widest
-
-
-LISTED = 120.0  # bytes of a neighbour while those of all layers are compared
-
-
-def _count_chance_bytes(comparison: Comparison, rows: int, kernels: int) -> float:
-    """Bytes of the sums by place, and of the lists of neighbours; layers in groups have none."""
-    if not comparison.significance.chance or comparison.extract.estimate not in ("full", "per_batch"):
-        return 0.0
-    layers = len(comparison.layers)
-    places = min(rows / 2, comparison.extract.length if comparison.live else rows)  # of two documents, usually
-    sums = min(ROOM, 4.0 * layers * rows * places)
-    shared = [m.settings["k"] for m in comparison.measures.values() if isinstance(m, Pairwise) and m.overlap]
-    listed = max((count_neighbours(k, rows) for k in shared), default=0) * layers * rows
-    return max(sums * (kernels + 1), LISTED * listed)
+    return ranked * 6.0 * rows**2 + near * float(min(rows, count_block_rows(rows)) * rows)
 
 
 def _select_apart(comparison: Comparison) -> dict[str, Measure]:
@@ -248,8 +238,10 @@ def _estimate_sampled_memory(comparison: Comparison, parts: Bytes, rows: int, fe
     passing = max(TOGETHER, min(comparison.extract.batch_rows, AT_ONCE))
     return {
         **parts,
-        "rows": 4.0 * 2 * passing * features + BYTES * (rows * features + rows * features / 2 + 3 * passing * widest),
-        "neighbours": 2.0 * BYTES * (k + 1) * rows * len(comparison.layers) + 4.0 * BYTES * CELLS + passing * rows,
+        "rows": 4.0 * 2 * passing * features + BYTES * (rows * features + rows * features / 2 + 2 * passing * widest),
+        "neighbours": 2.0 * BYTES * (k + 1) * rows * len(comparison.layers)
+        + 2.25 * BYTES * min(CELLS, rows * passing)
+        + 2.0 * passing * rows,
         "documents": 2.0 * BYTES * total,
     }
 

@@ -6,9 +6,11 @@ Memory: the representations of one batch, what one measure prepares of them, and
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -179,17 +181,15 @@ def compute_all_pairs(
         if prepared is not None:
             observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
 
-    for label, prepared in _prepare_inner_products(measures, representations, names, tile, without, places):
+    def value_products(label: str, prepared: PreparedProducts) -> None:
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
         with attribute_warnings([label]):
             values = compute_defined_values(measure, prepared.cross, *given)
         finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
-    unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
-    for label, undefined in unprepared.items():  # no representation could be prepared
-        finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
-    rows = [x for x in representations if isinstance(x, Tensor)]
-    for group in group_by_preparation(measures):
+
+    def compare_states(group: Mapping[str, Pairwise]) -> None:
+        rows = [x for x in representations if isinstance(x, Tensor)]
         kept, failed = _prepare_states(group, rows, names, labels, work)
         states, lacking = [open_state(state) for state in kept], list_undefined_cells(failed, failed, count)
         left = _drop_failed(wanted, lacking, count)
@@ -202,18 +202,34 @@ def compute_all_pairs(
             prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states, left=left)
             known = None if work is None else work.known.get(label)
             turn = PairTurn(batch=batch, known=known, work=work, show=partial(show, label))
-            if measure.slow is None:
-                with attribute_warnings([label]):
-                    values = compute_pair_values(measure, states, states, names, left, undefined, turn)
-            else:
-                values, details = compute_slow_pairs(label, measure, kept, names, left, undefined, turn)
-                prepared = replace(prepared, details=details)
+            values, prepared = _compare_prepared_states(label, prepared, kept, undefined, turn)
             finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
         if work is not None:
             work.drop_inputs()
+
+    products = _prepare_inner_products(measures, representations, names, tile, without, places)
+    deque(starmap(value_products, products), maxlen=0)  # no name holds the states while others are prepared
+    unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
+    for label, undefined in unprepared.items():  # no representation could be prepared
+        finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
+    for group in group_by_preparation(measures):
+        compare_states(group)  # whose states are let go before the next are prepared
     for label in measures:
         lack(label, without[label])
     return {label: matrices[label] for label in measures}
+
+
+def _compare_prepared_states(
+    label: str, prepared: PreparedStates, kept: Sequence[Any], undefined: Undefined, turn: PairTurn
+) -> tuple[Matrix, PreparedStates]:
+    """Compares all wanted pairs; gives the values, and what is prepared with the details of slow pairs. kept: the
+    states as other processes read them."""
+    measure, states, names, left = prepared.measure, prepared.states, prepared.names, prepared.left
+    if measure.slow is None:
+        with attribute_warnings([label]):
+            return compute_pair_values(measure, states, states, names, left, undefined, turn), prepared
+    values, details = compute_slow_pairs(label, measure, kept, names, left, undefined, turn)
+    return values, replace(prepared, details=details)
 
 
 def _prepare_states(

@@ -247,7 +247,9 @@ class Pairwise(Measure):
     cubes: the operations of a pair in d^3 of float32, for the estimate of time; None where no features are multiplied.
     work: the operations of a layer and of a pair of so many rows, for the estimate of time, where most are not of
         features.
-    wide_squares: how many (d, d) matrices of float64 are held at a time, for the estimate of memory.
+    copies, maps: how many copies of the rows in their own precision, and (d, d) matrices of float64, a prepared state
+        holds, for the estimate of memory; lists of nearest rows (`cubes` is None) are counted too.
+    wide_squares: how many (d, d) matrices of float64 a comparison holds at a time.
     """
 
     prepare: Callable[..., Any]
@@ -258,6 +260,8 @@ class Pairwise(Measure):
     of_rows: Callable[[Sequence[Any], Sequence[Any]], Float[Tensor, "a b n"]] | None = None
     cubes: float | None = 20.0
     work: Callable[[int], tuple[float, float]] | None = None
+    copies: float = 1.0
+    maps: float = 0.0
     wide_squares: float = 0.0
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:

@@ -70,6 +70,9 @@ def mean_cca() -> Measure:
     """
     return Pairwise(
         prepare=thin_svd,
+        copies=2.0,
+        maps=1.0,
+        wide_squares=8.0,
         compare=compute_mean_canonical_correlation,
         permute=permute,
         moments=Moments(prepare=moments.find_reliable_axes, compare=compute_mean_from_moments),
@@ -115,7 +118,13 @@ def gaussian_mutual_information() -> Measure:
     0.143841
     """
     return Pairwise(
-        prepare=thin_svd, compare=mutual_information, permute=permute, aligned=make_canonical_aligner(thin_svd)
+        prepare=thin_svd,
+        copies=2.0,
+        maps=1.0,
+        wide_squares=8.0,
+        compare=mutual_information,
+        permute=permute,
+        aligned=make_canonical_aligner(thin_svd),
     )
 
 
@@ -153,6 +162,9 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
 
     return Pairwise(
         prepare=thin_svd,
+        copies=2.0,
+        maps=1.0,
+        wide_squares=8.0,
         compare=compare,
         permute=permute,
         moments=make_svcca_moments(variance),
@@ -214,6 +226,9 @@ def make_projection_weighted(variance: float | None, aligned: Align | None = Non
 
     return Pairwise(
         prepare=thin_svd,
+        copies=2.0,
+        maps=1.0,
+        wide_squares=8.0,
         compare=compare,
         compare_all=compare_all,
         permute=permute,

@@ -21,7 +21,7 @@ def make_measure_of_values(
     value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = convert_to_working_dtype
 ) -> Measure:
     """Makes the measure of value(x, y) for rows as they are."""
-    return Pairwise(prepare=prepare, compare=value, cubes=0.0)
+    return Pairwise(prepare=prepare, compare=value, cubes=0.0, copies=0.0)
 
 
 def compute_relative_difference(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:

@@ -97,6 +97,7 @@ def measure(documents: Documents | None = None) -> Pairwise:
         compare_all=compute_all_imbalances,
         permute=permute,
         work=lambda rows: (2500.0 * rows**2, 300.0 * rows**2),
+        copies=2.0,
     )
 
 

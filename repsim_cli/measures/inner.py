@@ -167,11 +167,20 @@ def compute_products_from_tiles(matrices: Sequence[Tiles], n: int, tile: int) ->
 def _buffer(count: int, n: int, tile: int, like: Tensor, diagonal: int = DIAGONAL) -> Float[Tensor, "count cells"]:
     """Makes room for the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of
     the same numbers at other places in memory may differ in their last bit."""
-    cells = max(
+    return like.new_empty(count, count_largest_tile(n, tile, diagonal))
+
+
+def count_largest_tile(n: int, tile: int, diagonal: int = DIAGONAL) -> int:
+    """Counts the cells that a tile has room for, of n rows.
+
+    >>> count_largest_tile(512, 512) / 256**2, count_largest_tile(1024, 512) / 512**2, count_largest_tile(0, 512)
+    (1.0, 1.0, 0)
+    """
+    cells = (
         (rows.stop - rows.start) * (columns.stop - columns.start)
-        for rows, columns in _split_into_tiles(n, tile, diagonal)
+        for rows, columns in _split_into_tiles(min(n, 3 * tile), tile, diagonal)
     )
-    return like.new_empty(count, -(-cells // ALIGNED) * ALIGNED)
+    return -(-max(cells, default=0) // ALIGNED) * ALIGNED
 
 
 def count_tile_cells(n: int, tile: int) -> int:
@@ -196,7 +205,7 @@ def _count_square_cells(side: int) -> int:
 
 def _split_into_tiles(n: int, tile: int, diagonal: int = DIAGONAL) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of all tiles, in the order of `_compute_tiles`."""
-    side = min(tile, n)
+    side = max(1, min(tile, n))
     for start in range(0, n, side):
         yield from split_band_into_tiles(slice(start, min(start + side, n)), n, diagonal)
 
@@ -257,8 +266,11 @@ def _sum_products(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> M
 
 def unpack(cells: Shaped[Tensor, " cells"], n: int) -> Shaped[Tensor, "n n"]:
     """The symmetric matrix of packed cells i < j, with zero diagonal."""
-    square = cells.new_zeros(n, n)
-    square[torch.ones(n, n, dtype=torch.bool, device=cells.device).triu(1)] = cells
+    square, above = cells.new_zeros(n, n), torch.ones(n, n, dtype=torch.bool, device=cells.device).triu_(1)
+    if cells.device.type == "cpu":
+        square.numpy()[above.numpy()] = cells.numpy()  # torch would list the places of all cells first
+    else:
+        square[above] = cells
     return square + square.T
 
 

@@ -26,6 +26,7 @@ class Kernel:
     fit(features): what the cells need from the whole matrix (row sums, a bandwidth); its tensors have an entry per row.
     cells(fit, gram, rows, columns): the tile of M from that of the Gram matrix, which it may overwrite.
     whole: whether the fit temporarily holds an (n, n) matrix.
+    copies: how many copies of the rows the features hold, for the estimate of memory.
     together(xs): the features of several representations at once, each or why it has none; fit and cells then take
         several too, (l, n) and (l, a, b). A GPU needs it: what it does is done 182 times as often for 182 layers.
     documents: of the rows whose pairs are left out; the fit then takes them too, and is made anew for other orders of
@@ -36,6 +37,7 @@ class Kernel:
     fit: Callable[..., Any] = lambda features: None
     cells: Callable[[Any, Tensor, slice, slice], Tensor] = keep_gram
     whole: bool = False
+    copies: float = 0.0
     together: Callable[[Sequence[Tensor]], list[Any]] | None = None
     documents: Documents | None = field(default=None, compare=False)
 

@@ -82,6 +82,7 @@ def make_correlation_measure(value: Value, aligned: Align | None = None) -> Meas
         compare_all=compare_all,
         moments=Moments(prepare=moments.compute_centred_norms, compare=compute_from_covariance, single=True),
         aligned=aligned,
+        wide_squares=8.0,
     )
 
 
@@ -337,6 +338,9 @@ def mixedsim() -> Measure:
     """
     return Pairwise(
         prepare=thin_svd,
+        copies=2.0,
+        maps=1.0,
+        wide_squares=8.0,
         compare=lambda a, b: compute_multiple_correlations(a, b)[0],
         compare_all=compute_all_multiple_correlations,
         permute=permute,

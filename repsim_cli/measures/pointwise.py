@@ -85,7 +85,10 @@ def euclidean() -> Measure:
     2.5
     """
     return Pairwise(
-        prepare=convert_to_working_dtype, compare=euclidean_distance, compare_all=compute_all_euclidean_distances
+        prepare=convert_to_working_dtype,
+        compare=euclidean_distance,
+        compare_all=compute_all_euclidean_distances,
+        copies=0.0,
     )
 
 

@@ -147,7 +147,7 @@ def centre_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: sl
 CORRELATION_RANKS = Packed(cells=rank_correlation_distances)
 EUCLIDEAN_RANKS = Packed(cells=rank_euclidean_distances)
 DISTANCES = Packed(cells=euclidean)
-CENTRED_DISTANCES = Kernel(features=centre_rows, fit=fit_double_centring, cells=centre_distances)
+CENTRED_DISTANCES = Kernel(features=centre_rows, fit=fit_double_centring, cells=centre_distances, copies=1.0)
 
 
 def make_rank_measure(kernel: Packed) -> InnerProduct:
@@ -389,4 +389,5 @@ def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
         permute=lambda state, order: WhitenedKernel(*(matrix[order][:, order] for matrix in state)),
         work=lambda rows: (10.0 * rows**3, 14.0 * rows**3),
         squares=2,
+        copies=0.0,
     )

@@ -95,7 +95,9 @@ def procrustes() -> Measure:
     >>> measures.get("procrustes")([[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 1.], [0., 2.]]) < 1e-7
     True
     """
-    return Pairwise(prepare=prepare_shape, compare=compute_procrustes_distance, permute=permute, aligned=rotation)
+    return Pairwise(
+        prepare=prepare_shape, compare=compute_procrustes_distance, permute=permute, aligned=rotation, wide_squares=4.0
+    )
 
 
 @measures.register(
@@ -123,7 +125,9 @@ def procrustes_size_and_shape() -> Measure:
     >>> round(measures.get("procrustes_size_and_shape")(x, y), 6)
     2.828427
     """
-    return Pairwise(prepare=prepare_shape, compare=size_and_shape_distance, permute=permute, aligned=rotation)
+    return Pairwise(
+        prepare=prepare_shape, compare=size_and_shape_distance, permute=permute, aligned=rotation, wide_squares=4.0
+    )
 
 
 @measures.register(
@@ -150,7 +154,9 @@ def shape_angular() -> Measure:
     >>> round(measures.get("shape_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.047198
     """
-    return Pairwise(prepare=prepare_shape, compare=compute_shape_angle, permute=permute, aligned=rotation)
+    return Pairwise(
+        prepare=prepare_shape, compare=compute_shape_angle, permute=permute, aligned=rotation, wide_squares=4.0
+    )
 
 
 @measures.register(
@@ -178,7 +184,9 @@ def bures_similarity() -> Measure:
     >>> round(measures.get("bures_similarity")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.5
     """
-    return Pairwise(prepare=prepare_shape, compare=compute_bures_similarity, permute=permute, aligned=rotation)
+    return Pairwise(
+        prepare=prepare_shape, compare=compute_bures_similarity, permute=permute, aligned=rotation, wide_squares=4.0
+    )
 
 
 def compute_mean_aligned_cosine(a: CentredShape, b: CentredShape) -> float:
@@ -217,7 +225,9 @@ def aligned_cosine() -> Measure:
     >>> round(measures.get("aligned_cosine")(x, y), 12)
     1.0
     """
-    return Pairwise(prepare=prepare_shape, compare=compute_mean_aligned_cosine, permute=permute, aligned=rotation)
+    return Pairwise(
+        prepare=prepare_shape, compare=compute_mean_aligned_cosine, permute=permute, aligned=rotation, wide_squares=4.0
+    )
 
 
 def centre_and_scale_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

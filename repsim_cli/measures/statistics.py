@@ -38,6 +38,7 @@ def make_statistic_difference(
         compare_all=compare_all,
         permute=lambda state, order: state,
         work=work,
+        copies=0.0,
     )
 
 

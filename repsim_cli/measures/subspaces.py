@@ -57,7 +57,7 @@ def make_projector_features(x: Float[Tensor, "n d"]) -> PreparedFeatures:
     return PreparedFeatures(decompose(neurons, dtype).u.to(dtype))
 
 
-PROJECTOR = Kernel(features=make_projector_features)
+PROJECTOR = Kernel(features=make_projector_features, copies=1.0)
 
 
 def read_ranks(states: Sequence[State]) -> Float[Tensor, " r"]:
@@ -239,7 +239,7 @@ def compute_squared_differences(products: Products) -> tuple[Matrix, Matrix]:
 @cache
 def make_smoother_kernel(lam: float) -> Kernel:
     """A kernel per lam, shared by the measures of the same lam."""
-    return Kernel(features=partial(make_smoother_features, lam=lam))
+    return Kernel(features=partial(make_smoother_features, lam=lam), copies=1.0)
 
 
 def compute_smoother_distances(products: Products) -> Matrix:

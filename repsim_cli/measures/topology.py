@@ -108,6 +108,7 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
         prepare=centre_and_scale_rows,
         compare=partial(average_topology_divergence, rows=rows, subsets=subsets, seed=seed),
         work=lambda n: (0.0, (1.5e10 + 200.0 * min(n, rows) ** 3) * (subsets if n > rows else 1)),
+        copies=2.0,
     )
 
 
@@ -215,4 +216,5 @@ def geometry_score(
         permute=lambda state, order: state,
         work=lambda n: (repeats * (4e7 + 1.5e5 * n), 0.0),
         minimum_rows=landmarks + 1,
+        copies=0.0,
     )

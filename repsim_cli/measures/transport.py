@@ -175,7 +175,11 @@ def wasserstein() -> Measure:
     0.5
     """
     return Pairwise(
-        prepare=convert_to_double, compare=compute_assignment_distance, aligned=assign, slow=Slow(products=1.5)
+        prepare=convert_to_double,
+        compare=compute_assignment_distance,
+        aligned=assign,
+        slow=Slow(products=1.5),
+        copies=2.0,
     )
 
 

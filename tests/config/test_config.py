@@ -281,7 +281,7 @@ def test_square_matrices_count_in_the_memory():
     comparison = validate(
         composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")
     ).study.comparison
-    assert estimate_comparison_memory(comparison, 100)["matrices"] == 2 * 8 * 100**2 * len(comparison.layers)
+    assert estimate_comparison_memory(comparison, 100)["states"] == 2 * 8 * 100**2 * len(comparison.layers)
 
 
 def test_slow_pairs_count_in_the_memory():

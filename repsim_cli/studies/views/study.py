@@ -1,7 +1,8 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Unpack
@@ -12,6 +13,7 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
+from repsim_cli import measures
 from repsim_cli.activations.places import list_row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput, Degenerate
@@ -22,7 +24,13 @@ from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
 from repsim_cli.engine.behind import list_row_texts
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
-from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost
+from repsim_cli.engine.cost import (
+    Cost,
+    describe_needs,
+    estimate_distances_cost,
+    estimate_pairs_cost,
+    estimate_products,
+)
 from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
@@ -44,6 +52,8 @@ from repsim_cli.studies.views.histograms import (
 from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, find_nearest_rows, project_to_plane
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
+PLANE_SQUARES, PAIR_SQUARES = 13.0, 20.0  # matrices (n, n) of float64 of a t-SNE, and of a pair that is matched
+OF_PLANE = 1.5e6  # operations of a pair of rows in a t-SNE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +207,7 @@ class Views(StudyOfRows):
             )
 
     def memory(self, rows: int) -> dict[str, float]:
-        """Bytes, estimated: weights, what one forward batch leaves, the rows of all layers, and the distances."""
+        """Bytes, estimated: weights, what one forward batch leaves, the rows of all layers, and what the views hold."""
         features = sum(layer.width for layer in self.layers)
         widest = max(layer.width for layer in self.layers)
         return {
@@ -206,8 +216,12 @@ class Views(StudyOfRows):
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
             # a block of 512 rows against all: squared, as distances, where they stand, and without a tenth of the rows
             "distances": 8.0 * 10 * min(rows, 512) * rows if self.histograms else 0.0,
-            "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if self.neighbours or self.couplings else 0.0,
+            "batch": 8.0 * self.batch**2 * max(PLANE_SQUARES * bool(self.neighbours), self._count_coupling_squares()),
         }
+
+    def _count_coupling_squares(self) -> float:
+        """Counts the (n, n) matrices of float64 that couplings hold: two or so of each layer, and those of a pair."""
+        return PAIR_SQUARES + 2.0 * len(self.layers) if self.couplings else 0.0
 
     def plan(self) -> dict[str, Any]:
         """Describes what a run would do: models, layers, views, rows, forward passes, memory in GB."""
@@ -228,12 +242,29 @@ class Views(StudyOfRows):
         }
 
     def costs(self) -> dict[str, Cost]:
-        """Estimates the forward passes and, for histograms, the distances; views of the batch are not counted."""
+        """Estimates the forward passes and the views."""
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
         parts = {"forward passes": footprint.estimate_passes_cost(self.extraction)}
         if self.histograms:
             parts["distances"] = estimate_distances_cost(widths, self.most, hardware)
+        if self.neighbours:
+            parts["planes"] = estimate_products(OF_PLANE * self.batch**2 * len(widths), hardware)
+        if self.couplings:
+            solver = measures.get("gromov_wasserstein", restarts=self.couplings.restarts)
+            parts["couplings"] = estimate_pairs_cost(
+                [solver],
+                widths,
+                2 * self._count_pairs(self.couplings.pairs),
+                self.batch,
+                replace(hardware, processes=1),
+            )
         return parts
+
+    def _count_pairs(self, named: list[list[str]] | None) -> int:
+        """Counts the pairs of layers that are matched, each from two kinds of starts."""
+        if named is not None:
+            return len(named) * len(self.readings)
+        return sum(min(PAIRS, math.comb(len(reading.layers), 2)) for reading in self.readings)
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
