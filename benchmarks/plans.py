@@ -110,18 +110,41 @@ def taken(name: str, given: list[torch.Tensor]) -> tuple[float, float]:
     return planned.seconds, time.process_time() - begin
 
 
-def count_private(pid: int, parent: bytes = b"") -> int:
-    """Bytes of the private pages of a process and of those it has started. parent: the command of the one that has
-    started it, which a child has for a moment, with its parent's pages."""
+def read_sizes(pid: int) -> dict[str, int]:
+    """Bytes of the pages of a process, by the name that the system gives them; nothing where it has ended."""
+    with suppress(OSError):
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return {line[0][:-1]: 1024 * int(line[1]) for line in lines if line[-1:] == ["kB"]}
+    return {}
+
+
+def count_private_of_children(pid: int) -> int:
+    """Bytes of the private pages of those that a process has started. For a moment a child has the command of its
+    parent, and its pages, which are not counted again."""
     found = 0
-    with suppress(OSError, StopIteration):  # it has ended
+    with suppress(OSError):
         place = Path(f"/proc/{pid}")
-        if (command := (place / "cmdline").read_bytes()) != parent:
-            lines = (place / "status").read_text().splitlines()
-            found = 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
-            children = [child for task in place.glob("task/*/children") for child in task.read_text().split()]
-            found += sum(count_private(int(child), command) for child in children)
+        command = (place / "cmdline").read_bytes()
+        for child in [child for task in place.glob("task/*/children") for child in task.read_text().split()]:
+            if Path(f"/proc/{child}/cmdline").read_bytes() != command:
+                found += read_sizes(int(child)).get("RssAnon", 0) + count_private_of_children(int(child))
     return found
+
+
+def watch(child: subprocess.Popen) -> tuple[float, float]:
+    """The peak of the private pages of a command, and its CPU seconds. Peaks too short to be seen are those of all
+    pages less the most that files had. Raises SystemExit where it fails."""
+    peak = most = of_files = 0
+    ended = 0
+    while not ended:
+        sizes = read_sizes(child.pid)
+        most, of_files = max(most, sizes.get("VmHWM", 0)), max(of_files, sizes.get("RssFile", 0))
+        peak = max(peak, sizes.get("RssAnon", 0) + count_private_of_children(child.pid))
+        time.sleep(EVERY)
+        ended, status, used = os.wait4(child.pid, os.WNOHANG)
+    if status:
+        raise SystemExit(f"no value, status {status}")
+    return float(max(peak, most - of_files)), used.ru_utime + used.ru_stime
 
 
 def write_rows(folder: Path, shape: tuple[int, int, int]) -> Iterator[str]:
@@ -147,16 +170,7 @@ def measure_run(shape: tuple[int, int, int] | None, words: str) -> tuple[dict[st
         ).stdout
         lines = takewhile(lambda line: line.startswith("    "), plan.partition("memory, GB\n")[2].splitlines())
         parts = {part: 1e9 * float(size) for part, _, size in (line.strip().partition(": ") for line in lines)}
-        child = subprocess.Popen([*command, *one], env=environment, stdout=subprocess.DEVNULL)
-        peak, used = 0, None
-        while used is None:
-            peak = max(peak, count_private(child.pid))
-            time.sleep(EVERY)
-            ended, status, usage = os.wait4(child.pid, os.WNOHANG)
-            used = usage if ended else None
-    if status:
-        raise SystemExit(f"{words}: no value, status {status}")
-    return parts, float(peak), used.ru_utime + used.ru_stime
+        return parts, *watch(subprocess.Popen([*command, *one], env=environment, stdout=subprocess.DEVNULL))
 
 
 def compare_workloads(names: list[str]) -> None:

@@ -23,7 +23,7 @@ Bytes = dict[str, float]  # by part
 SINGLE, DOUBLE = 4.0, 8.0  # bytes of a number
 LISTED = 120.0  # bytes of a neighbour while those of all layers are compared
 RANKED, FITTED = 21.0, 12.0  # bytes of a pair of rows while distances are ranked, and while a kernel is fitted to them
-MOVED = 12.0  # the same while ranked distances are brought into another order
+MOVED = 18.0  # the same while ranked distances are brought into another order
 NEAR = 33.0  # bytes of a number of a layer while its neighbours are found: four copies in float64
 PREPARED = 24.0  # the same while another measure prepares it: three copies
 CHECKED = 400.0  # the same while its documents are checked for a null, where each row is one: spectra of them
@@ -35,7 +35,7 @@ class PlannedBatch:
     """A batch of so many rows and layers. features: of all layers that are in memory together. widest: of a layer.
     places: of the rows, by which inner products are summed for the level of chance, and pairings: how many are drawn
     for it; 0: it is not wanted. permuted: whether p values come from permutations. alone: whether each row is a
-    document."""
+    document. filed: whether tiles come from files, layers being in memory in groups."""
 
     measures: Sequence[Measure]
     rows: int
@@ -48,6 +48,7 @@ class PlannedBatch:
     pairings: int = 0
     permuted: bool = False
     alone: bool = False
+    filed: bool = False
 
     @property
     def packed(self) -> float:
@@ -59,7 +60,9 @@ def estimate_batch_memory(batch: PlannedBatch) -> Bytes:
     """Estimates the step that needs most, by part."""
     inner = [measure for measure in batch.measures if isinstance(measure, InnerProduct)]
     others = group_by_preparation({str(number): measure for number, measure in enumerate(batch.measures)})
-    steps = [{"preparing": count_preparing(replace(batch, rows=min(batch.rows, MOST)), near=True)}]  # `behind.py`
+    steps = list[Bytes]()
+    if not batch.filed:  # `behind.py`
+        steps.append({"preparing": count_preparing(replace(batch, rows=min(batch.rows, MOST)), near=True)})
     if batch.permuted:
         steps.append(
             {
@@ -108,8 +111,8 @@ def _list_product_steps(batch: PlannedBatch, measures: Sequence[InnerProduct]) -
     yield {**held, "preparing": max(of_layer, copied * 6 * of_layer, (RANKED * ranked + FITTED * whole) * rows**2)}
     cells = count_largest_tile(rows, batch.tile)
     band = SINGLE * min(rows, batch.tile) * batch.features * len({kernel.features for kernel in tiled})
-    # each representation twice: as it is computed, and as it is weighted or brought to float64
-    tiles = SINGLE * layers * cells * (max(len(tiled), len(kernels) - len(tiled)) + 2) + band
+    # beside those of the kernels, as they are weighted for chance or brought to float64 for `behind.py`
+    tiles = SINGLE * layers * cells * (max(len(tiled), len(kernels) - len(tiled)) + 2 * (not batch.filed)) + band
     places = min(batch.places, ROOM / (SINGLE * max(layers * rows, 1)))
     by_place = SINGLE * layers * places * rows
     sums = len(kernels) * (by_place + DOUBLE * layers * places**2)

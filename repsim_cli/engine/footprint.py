@@ -79,7 +79,7 @@ def count_rows_per_comparison(comparison: Comparison) -> int:
 def estimate_comparison_memory(comparison: Comparison, rows: int) -> Bytes:
     """Weights, activations of a forward batch, a batch of rows of as many layers as are read together, Gram tiles."""
     if (groups := group_layers_by_memory(comparison, rows)) is None:
-        return _estimate_memory(comparison, rows, sum(layer.width for layer in comparison.layers))
+        return _estimate_memory(comparison, rows)
     return _estimate_memory(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
 
 
@@ -98,10 +98,10 @@ def group_layers_by_memory(comparison: Comparison, rows: int | None = None) -> l
     in files can stand for them; else None."""
     rows, limit = rows or count_rows_per_comparison(comparison), comparison.hardware.memory_limit
     widths = [layer.width for layer in comparison.layers]
-    whole, none = (sum(_estimate_memory(comparison, rows, features).values()) for features in (sum(widths), 0))
-    if whole <= limit or not _needs_only_grams(comparison):
+    if sum(_estimate_memory(comparison, rows).values()) <= limit or not _needs_only_grams(comparison):
         return None
-    return group_layers(widths, sum(widths) * (limit - none) / (whole - none))
+    every, none = (sum(_estimate_memory(comparison, rows, features).values()) for features in (sum(widths), 0))
+    return group_layers(widths, sum(widths) * (limit - none) / (every - none))
 
 
 def _needs_only_grams(comparison: Comparison) -> bool:
@@ -113,21 +113,15 @@ def _needs_only_grams(comparison: Comparison) -> bool:
 
 def _estimate_whole_gb(comparison: Comparison) -> float:
     """Memory with the rows of all layers."""
-    return (
-        sum(
-            _estimate_memory(
-                comparison, count_rows_per_comparison(comparison), sum(layer.width for layer in comparison.layers)
-            ).values()
-        )
-        / 1e9
-    )
+    return sum(_estimate_memory(comparison, count_rows_per_comparison(comparison)).values()) / 1e9
 
 
-def _estimate_memory(comparison: Comparison, rows: int, features: int) -> Bytes:
-    """`estimate_comparison_memory` where layers of so many features are read together: the parts of what needs most,
-    reading the rows or comparing them."""
+def _estimate_memory(comparison: Comparison, rows: int, group: int | None = None) -> Bytes:
+    """`estimate_comparison_memory` where layers are read in groups of so many features, or all together: the parts of
+    what needs most, reading the rows or comparing them."""
     extract, hardware = comparison.extract, comparison.hardware
     everything = sum(layer.width for layer in comparison.layers)
+    features = everything if group is None else group
     passing = bound_pass(comparison.live, extract, hardware, everything, together=comparison.side_by_side)
     parts = {"Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE, "weights": passing.pop("weights")}
     reading = {**passing, "diagnostics": 4.0 * min(MOST, count_most_rows(comparison.models, extract)) * features}
@@ -135,7 +129,7 @@ def _estimate_memory(comparison: Comparison, rows: int, features: int) -> Bytes:
         return _estimate_moments_memory(comparison, {**parts, **reading}, rows, features)
     if extract.estimate == "sampled":
         return _estimate_sampled_memory(comparison, {**parts, **reading}, rows, features)
-    of_rows, batch = 4.0 * rows * features, plan_batch(comparison, rows, features)
+    of_rows, batch = 4.0 * rows * features, plan_batch(comparison, rows, group)
     compared = {
         **estimate_batch_memory(batch),
         "processes": WORKER * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
@@ -151,12 +145,12 @@ def _estimate_memory(comparison: Comparison, rows: int, features: int) -> Bytes:
     return {part: size for part, size in (parts | max(steps, key=lambda step: sum(step.values()))).items() if size}
 
 
-def plan_batch(comparison: Comparison, rows: int, features: int) -> PlannedBatch:
-    """Plans a batch of so many rows, of layers of so many features; those in groups know no level of chance."""
+def plan_batch(comparison: Comparison, rows: int, group: int | None = None) -> PlannedBatch:
+    """Plans a batch of so many rows, of all layers or of groups of so many features, which know no level of chance."""
     extract, significance = comparison.extract, comparison.significance
     widths = [layer.width for layer in comparison.layers]
     batches = 1 if extract.estimate == "full" else max(1, _count_extracted_rows(comparison) // max(rows, 1))
-    wanted = significance.chance and extract.estimate in ("full", "per_batch") and features == sum(widths)
+    wanted = significance.chance and extract.estimate in ("full", "per_batch") and group is None
     by_row = significance.clusters == "row" or not are_documents_known(comparison.models)
     # all rows share one place, or two documents have it, usually
     longest = max(extract.length, DOCUMENT * comparison.data.packs(extract)) if comparison.live else rows
@@ -165,7 +159,7 @@ def plan_batch(comparison: Comparison, rows: int, features: int) -> PlannedBatch
         measures=list(comparison.measures.values()),
         rows=rows,
         layers=len(widths),
-        features=features,
+        features=sum(widths) if group is None else group,
         widest=max(widths),
         tile=comparison.hardware.tile,
         workers=comparison.hardware.workers,
@@ -173,6 +167,7 @@ def plan_batch(comparison: Comparison, rows: int, features: int) -> PlannedBatch
         pairings=wanted * -(-ORDERS // batches),
         permuted=significance.method == "permutation",
         alone=by_row,
+        filed=group is not None,
     )
 
 

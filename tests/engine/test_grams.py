@@ -125,7 +125,7 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
     assert "packed Gram matrices: 0.0189\n" in out
     assert "does not run here" not in out
     _, out, _ = repsim(*words, "measure=[mutual_knn]", "hardware.memory_gb=0.6")
-    assert "hardware.memory_gb: the run needs about 0.82 GB, got a limit of 0.60 GB; extract.batch_rows=" in out
+    assert "hardware.memory_gb: the run needs about 0.88 GB, got a limit of 0.60 GB; extract.batch_rows=" in out
     live = ["run", "model=[tiny_a]", "measure=[cka]", "extract.estimate=full", "extract.rows=90000000"]
     _, out, err = repsim(*live, "extract.sequences=1000000", "dry_run=true", "hardware.memory_gb=20")
     assert "; extract.rows=" in out, err
