@@ -89,7 +89,7 @@ def count_states(batch: PlannedBatch, measure: Pairwise) -> float:
     """Counts the bytes of all representations as a measure prepares them; those of slow measures lie in files."""
     if measure.slow is not None:
         return 0.0
-    lists = 0 if measure.cubes is not None else count_neighbours(measure.settings["k"], batch.rows)
+    lists = 0 if measure.cubes is not None else count_neighbours(measure.settings.get("k", 0), batch.rows)
     of_rows = SINGLE * measure.copies * batch.features + 9.0 * lists * batch.layers
     squares = measure.maps * batch.widest**2 + measure.squares * batch.rows**2
     return batch.rows * of_rows + DOUBLE * squares * batch.layers
@@ -145,7 +145,7 @@ def _list_group_steps(batch: PlannedBatch, measures: Sequence[Pairwise]) -> Iter
     yield {**held, "preparing": preparing}
     yield {**held, "matrices": matrices}
     paired = any(measure.card.paired for measure in measures) and batch.pairings > 0
-    lists = batch.layers * rows * count_neighbours(first.settings["k"], rows) if near else 0.0
+    lists = batch.layers * rows * count_neighbours(first.settings.get("k", 0), rows) if near else 0.0
     overlaps = LISTED * lists * any(measure.overlap is not None for measure in measures)
     in_memory = count_states(batch, replace(first, slow=None))
     moved = 0.0 if near else in_memory * min(SAMPLED, batch.layers) / batch.layers

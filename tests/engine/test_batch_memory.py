@@ -16,7 +16,7 @@ from repsim_cli.engine.batch_memory import (
     estimate_batch_memory,
 )
 from repsim_cli.engine.expected import index_row_places, make_empty_sums
-from repsim_cli.measures import InnerProduct
+from repsim_cli.measures import InnerProduct, Pairwise
 from repsim_cli.measures.inner import count_largest_tile, prepare_states
 
 ROWS, WIDTH = 400, 40
@@ -47,7 +47,7 @@ def plan_one(measure: Any, rows: int = ROWS, width: int = WIDTH, **more: Any) ->
 @pytest.mark.parametrize("width", [40, 80])
 @pytest.mark.parametrize("name", measures.names("activations"))
 @pytest.mark.filterwarnings("ignore")
-def test_states_are_as_large_as_planned(name, width):
+def test_states_are_as_large_as_planned(name: str, width: int):
     """Of every measure that prepares states in memory: at most a fifth more than is held, and hardly less."""
     measure, x = measures.get(name), torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0))
     if measure.slow is not None:
@@ -57,6 +57,7 @@ def test_states_are_as_large_as_planned(name, width):
         held = count_held(list(prepare_states([measure.row, measure.column], x, {}).values()), seen)
         planned = count_states_of_products(plan_one(measure, width=width), [measure])
     else:
+        assert isinstance(measure, Pairwise)
         labels = torch.arange(ROWS) % 4 if measure.card.labelled else None
         held = count_held(measure.prepare_named(x, "x", labels), seen)
         planned = count_states(plan_one(measure, width=width), measure)
