@@ -43,7 +43,7 @@ BASE = "Python and its libraries"
 FULL = "extract.estimate=full extract.rows={rows}"
 STORED = "run model=[] significance.clusters=row "
 WORKLOADS: dict[str, tuple[tuple[int, int, int] | None, str]] = {
-    "tiny models, CKA and neighbours, 2,048 rows": (None, "run extract.estimate=full extract.rows=2048"),
+    "tiny models, CKA and neighbours, 4,096 rows": (None, "run extract.estimate=full extract.rows=4096"),
     "batches, CKA, 12 layers, 8 of 1,024 rows x 768": (
         (8192, 768, 6),
         f"{STORED} measure=[cka_unbiased] extract.estimate=per_batch extract.batch_rows=1024",
