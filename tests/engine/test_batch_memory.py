@@ -17,7 +17,8 @@ from repsim_cli.engine.batch_memory import (
 )
 from repsim_cli.engine.expected import index_row_places, make_empty_sums
 from repsim_cli.measures import InnerProduct, Pairwise
-from repsim_cli.measures.inner import count_largest_tile, prepare_states
+from repsim_cli.measures.inner import count_largest_tile
+from repsim_cli.measures.kernels import prepare_states
 
 ROWS, WIDTH = 400, 40
 
