@@ -131,17 +131,18 @@ def count_private_of_children(pid: int) -> int:
     return found
 
 
-def watch(child: subprocess.Popen) -> tuple[float, float]:
+def watch(child: subprocess.Popen[bytes]) -> tuple[float, float]:
     """The peak of the private pages of a command, and its CPU seconds. Peaks too short to be seen are those of all
     pages less the most that files had. Raises SystemExit where it fails."""
     peak = most = of_files = 0
-    ended = 0
-    while not ended:
+    while True:
         sizes = read_sizes(child.pid)
         most, of_files = max(most, sizes.get("VmHWM", 0)), max(of_files, sizes.get("RssFile", 0))
         peak = max(peak, sizes.get("RssAnon", 0) + count_private_of_children(child.pid))
         time.sleep(EVERY)
         ended, status, used = os.wait4(child.pid, os.WNOHANG)
+        if ended:
+            break
     if status:
         raise SystemExit(f"no value, status {status}")
     return float(max(peak, most - of_files)), used.ru_utime + used.ru_stime
