@@ -54,4 +54,5 @@ def test_runs_have_the_numbers_of_the_cpu(name, device, repsim, newest):
     assert there.keys() == here.keys()
     assert here
     for key, x in here.items():
-        np.testing.assert_allclose(there[key], x, rtol=1e-3, atol=1e-3, err_msg=key)
+        # of a layer that is cut to one component, many rows are equally near but for rounding
+        np.testing.assert_allclose(there[key], x, rtol=1e-3, atol=0.05 if "truncated" in key else 1e-3, err_msg=key)

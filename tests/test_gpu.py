@@ -1,4 +1,4 @@
-"""On a GPU: the numbers of the CPU within rounding, and batches that are halved. None of these has been run yet."""
+"""On a GPU: the numbers of the CPU within rounding, and batches that are halved."""
 
 import numpy as np
 import pytest

@@ -122,7 +122,7 @@ def cut_into_runs(kinds: Sequence[tuple[torch.Size, *tuple[Any, ...]] | None]) -
 
 
 def _find_kind(part: AnyFeatures) -> tuple[torch.Size, *tuple[Any, ...]] | None:
-    """What rows that go together have in common; None for those that go alone."""
+    """Finds what rows that go together have in common; None for those that go alone."""
     if not isinstance(part, CentredRows) or part.x.device.type == "cpu":
         return None
     return part.x.shape, part.x.dtype, part.gram is None
