@@ -30,7 +30,8 @@ from transformers import AutoConfig, AutoModel
 from repsim_cli import measures
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.readings import plan_readings
-from repsim_cli.activations.rows import Forward, stream_row_batches, stream_row_blocks
+from repsim_cli.activations.row_batches import stream_row_batches
+from repsim_cli.activations.rows import Forward, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware

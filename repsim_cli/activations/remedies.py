@@ -18,7 +18,8 @@ from torch import Tensor
 from repsim_cli.activations.places import mark_row_places, order_places
 from repsim_cli.activations.principal import Capped, RowSample, cap_directions
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import RowBlock, regroup
+from repsim_cli.activations.row_batches import regroup
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences

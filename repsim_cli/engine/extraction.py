@@ -21,7 +21,8 @@ from repsim_cli.activations.inputs import (
 )
 from repsim_cli.activations.places import list_row_documents, list_row_labels
 from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
-from repsim_cli.activations.rows import count_run_rows, select_batch_rows
+from repsim_cli.activations.row_batches import select_batch_rows
+from repsim_cli.activations.rows import count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences

@@ -19,7 +19,8 @@ from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.places import list_row_positions, mark_kept_rows
 from repsim_cli.activations.readings import Layer, Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, cut_sequence_windows, stream_row_batches, stream_row_blocks
+from repsim_cli.activations.row_batches import stream_row_batches
+from repsim_cli.activations.rows import RowBlock, cut_sequence_windows, stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware

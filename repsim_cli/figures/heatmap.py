@@ -9,6 +9,12 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.chance import Chance
+from repsim_cli.figures.colours import (
+    choose_card_colours,
+    choose_colour_range,
+    say_direction,
+    write_bar_label,
+)
 from repsim_cli.figures.layout import MATRIX, find_available_width
 from repsim_cli.figures.panels import add_colour_bar, draw_path, find_outer_panels, make_panels, set_headline
 from repsim_cli.figures.texts import shorten, shorten_names
@@ -345,50 +351,6 @@ def add_model_names(axes: Any, which: str, models: list[str], ends: np.ndarray, 
     inner = [len(label.get_text()) for label in (axes.get_yticklabels() if upright else axes.get_xticklabels())]
     axis.tick_params(length=0, pad=12 + 4.2 * max(inner) if inner else 2)
     axis.spines[:].set_visible(False)
-
-
-def choose_colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
-    """The values at which the colours of a map begin and end: the card's bounds, but 0 where no value is below it.
-    Where the card has no bound on a side, the data's own. what: what the values are; standard errors (`se`) begin at 0.
-    """
-    values = values[np.isfinite(values)]
-    if what == "se":
-        return 0.0, float(values.max(initial=1e-12))
-    # models of one training say nearly the same: on the whole range their differences would not be seen
-    low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
-    low = float(values.min(initial=0.0)) if low is None or values.min(initial=0.0) >= 0 else low
-    high = float(values.max(initial=0.0)) if high is None else high
-    return low, high
-
-
-def write_bar_label(card: Mapping[str, Any]) -> str:
-    return f"{card['label']} ({say_direction(card)})"
-
-
-def say_direction(card: Mapping[str, Any]) -> str:
-    return f"{'larger' if card['larger_is_closer'] else 'smaller'} is closer"
-
-
-def choose_card_colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
-    """Bright is close. scale: by default that of the style of figures.
-
-    >>> [choose_card_colours({"larger_is_closer": False}, "values", name) for name in ("viridis", "magma_r")]
-    ['viridis_r', 'magma']
-    """
-    if what == "se":
-        return "cividis"
-    return choose_colours(small_is_bright=not card["larger_is_closer"], scale=scale)
-
-
-def choose_colours(*, small_is_bright: bool = False, scale: str = "") -> str:
-    """The colour map of the style of figures, or the same the other way round."""
-    if not scale:
-        from matplotlib import rcParams
-
-        scale = rcParams["image.cmap"]
-    if not small_is_bright:
-        return scale
-    return scale.removesuffix("_r") if scale.endswith("_r") else f"{scale}_r"
 
 
 def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:

@@ -10,7 +10,8 @@ import scipy
 import scipy.cluster.hierarchy as hierarchy
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import add_tree, choose_colours, draw_heatmap
+from repsim_cli.figures.colours import choose_colours
+from repsim_cli.figures.heatmap import add_tree, draw_heatmap
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import build_linkage_tree

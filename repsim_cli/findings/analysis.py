@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from repsim_cli.base import registry
-from repsim_cli.figures.heatmap import choose_colour_range
+from repsim_cli.figures.colours import choose_colour_range
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, read_facts

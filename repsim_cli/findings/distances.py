@@ -14,8 +14,9 @@ from scipy.spatial.distance import squareform
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Members
+from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
-from repsim_cli.figures.heatmap import add_tree, choose_colours, draw_heatmap
+from repsim_cli.figures.heatmap import add_tree, draw_heatmap
 from repsim_cli.figures.lines import PANEL, draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis

@@ -9,19 +9,17 @@ from scipy.cluster import hierarchy
 
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import say_treatment
+from repsim_cli.figures.colours import choose_card_colours, choose_colour_range, write_bar_label
 from repsim_cli.figures.heatmap import (
     WRITTEN,
     Beside,
     Chance,
     add_model_names,
     add_strips,
-    choose_card_colours,
-    choose_colour_range,
     draw_heatmap,
     draw_small_heatmaps,
     find_matrix_axes,
     name_by_block,
-    write_bar_label,
 )
 from repsim_cli.figures.panels import draw_path, list_models
 from repsim_cli.findings import multiples, sub_networks

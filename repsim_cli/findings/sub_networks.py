@@ -13,15 +13,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Several
+from repsim_cli.figures.colours import choose_card_colours, write_bar_label
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.heatmap import (
-    TIGHT,
-    add_model_names,
-    choose_card_colours,
-    merge_head_names,
-    name_by_block,
-    write_bar_label,
-)
+from repsim_cli.figures.heatmap import TIGHT, add_model_names, merge_head_names, name_by_block
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.lines import mark_gaps
 from repsim_cli.figures.panels import add_colour_bar, set_headline

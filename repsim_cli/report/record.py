@@ -17,7 +17,7 @@ from repsim_cli.base.documents import list_leaves
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import choose_chance_level
-from repsim_cli.figures.heatmap import choose_card_colours, choose_colour_range
+from repsim_cli.figures.colours import choose_card_colours, choose_colour_range
 from repsim_cli.findings.sentences import find_margin_over_chance
 from repsim_cli.report import headline
 from repsim_cli.report.studies import say_main_findings

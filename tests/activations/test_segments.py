@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from repsim_cli import measures
 from repsim_cli.activations.places import list_row_documents, mark_row_beginnings
-from repsim_cli.activations.rows import select_batch_rows
+from repsim_cli.activations.row_batches import select_batch_rows
 from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE, find_segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Significance

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from repsim_cli.figures import frame, lines
+from repsim_cli.figures.colours import choose_card_colours
 from repsim_cli.figures.frame import Style, save
-from repsim_cli.figures.heatmap import choose_card_colours, draw_heatmap
+from repsim_cli.figures.heatmap import draw_heatmap
 
 NAMES = ["層一", "レイヤー 2", "층", "طبقة", "plain"]
 

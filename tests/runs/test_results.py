@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import choose_colour_range
+from repsim_cli.figures.colours import choose_colour_range
 from repsim_cli.findings.analyse import draw, read_drawing
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side

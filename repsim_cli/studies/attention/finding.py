@@ -10,7 +10,8 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.heatmap import choose_card_colours, choose_colour_range, draw_heatmap
+from repsim_cli.figures.colours import choose_card_colours, choose_colour_range
+from repsim_cli.figures.heatmap import draw_heatmap
 from repsim_cli.findings.analysis import Job
 from repsim_cli.runs.content import Matrix, Measured, Results
 from repsim_cli.runs.reader import read_array

@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Fraction
+from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import add_legend_beside, choose_shades
-from repsim_cli.figures.heatmap import choose_colours, draw_heatmap
+from repsim_cli.figures.heatmap import draw_heatmap
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import count_columns, list_models, make_panels, set_headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, select_claims

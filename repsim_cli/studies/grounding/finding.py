@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
+from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import COLOURS, OPTIONS
-from repsim_cli.figures.heatmap import choose_colours
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis

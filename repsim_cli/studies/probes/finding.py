@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import TIGHT, choose_colours, name_by_block
+from repsim_cli.figures.colours import choose_colours
+from repsim_cli.figures.heatmap import TIGHT, name_by_block
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.figures.panels import add_colour_bar, set_headline

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
+from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import DPI, add_legend_beside, choose_line_styles
-from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
+from repsim_cli.figures.heatmap import draw_heatmap, name_by_block
 from repsim_cli.figures.lines import UNKNOWN, draw_levels, draw_light_grid, find_shared_levels, mark_gaps, name_lines
 from repsim_cli.figures.panels import set_headline, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job

@@ -14,7 +14,8 @@ from repsim_cli.activations.cached import find_cached_reading, open_cache
 from repsim_cli.activations.places import mark_kept_rows
 from repsim_cli.activations.readings import Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
+from repsim_cli.activations.row_batches import stream_row_batches
+from repsim_cli.activations.rows import RowBlock, stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running, make_activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware

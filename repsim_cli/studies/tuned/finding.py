@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import join_into_ranges, name_blocks
+from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import COLOURS, add_legend_beside, choose_line_styles
-from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
+from repsim_cli.figures.heatmap import draw_heatmap, name_by_block
 from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures, mark_gaps
 from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis

@@ -12,7 +12,8 @@ from repsim_cli.activations.batching import TokenTally, count_batch_places, coun
 from repsim_cli.activations.places import mark_kept_rows
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
+from repsim_cli.activations.row_batches import stream_row_batches
+from repsim_cli.activations.rows import RowBlock, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
