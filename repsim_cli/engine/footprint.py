@@ -163,7 +163,7 @@ def plan_batch(comparison: Comparison, rows: int, group: int | None = None) -> P
         widest=max(widths),
         tile=comparison.hardware.tile,
         workers=comparison.hardware.workers,
-        places=wanted * (places + 1),
+        places=float(wanted * (places + 1)),
         pairings=wanted * -(-ORDERS // batches),
         permuted=significance.method == "permutation",
         alone=by_row,
