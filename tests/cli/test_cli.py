@@ -224,7 +224,7 @@ def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
 def test_dry_run_starts_nothing(repsim, tmp_path):
     code, out, _ = repsim("run", "dry_run=true", "model=[tiny_a,tiny_b]")
     assert code == 0
-    assert "in all: 0.5" in out
+    assert "in all: 0.6" in out
     for line in ("tiny_a: gpt_neox, 6 blocks of 64, 332,800 parameters", "layers: 12", "pairs of layers: 78"):
         assert line in out
     assert "forward passes: 16" in out
