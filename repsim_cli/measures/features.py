@@ -1,6 +1,6 @@
 """The features of representations, whose Gram matrices kernels are made of: of one, or of several of one shape.
 
-On a GPU what is done has a price of 10 microseconds however small it is, so representations of one shape go together.
+On a GPU a step costs 10 microseconds or more, however small it is, so representations of one shape go together.
 """
 
 from collections.abc import Iterator, Sequence

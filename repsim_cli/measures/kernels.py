@@ -28,7 +28,7 @@ class Kernel:
     whole: whether the fit temporarily holds an (n, n) matrix.
     copies: how many copies of the rows the features hold, for the estimate of memory.
     together(xs): the features of several representations at once, each or why it has none; fit and cells then take
-        several too, (l, n) and (l, a, b). A GPU needs it: what it does is done 182 times as often for 182 layers.
+        several too, (l, n) and (l, a, b). On a GPU a step that is started has a price, so that layers go together.
     documents: of the rows whose pairs are left out; the fit then takes them too, and is made anew for other orders of
         the rows. Kernels that differ in them alone are equal, since a batch of rows has one list of documents.
     """
@@ -99,17 +99,13 @@ def prepare_together(kernels: Sequence[AnyKernel], xs: Sequence[Any]) -> dict[An
 def _fit_together(kernel: Kernel, made: Sequence[Any]) -> list[State | Degenerate]:
     states: list[State | Degenerate] = []
     for at in find_stacks(made):
-        several = at.stop > at.start + 1
-        fit = (
-            None
-            if isinstance(made[at.start], Degenerate)
-            else kernel.fit(stack_rows(made[at]) if several else made[at.start])
-        )
+        first, several = made[at.start], at.stop > at.start + 1
+        if isinstance(first, Degenerate):
+            states.append(first)
+            continue
+        fit = kernel.fit(stack_rows(made[at]) if several else first)
         fits = fit.unbind() if several and fit is not None else [fit] * (at.stop - at.start)
-        states += [
-            one if isinstance(one, Degenerate) else State(one, of_one)
-            for one, of_one in zip(made[at], fits, strict=True)
-        ]
+        states += map(State, made[at], fits)
     return states
 
 
