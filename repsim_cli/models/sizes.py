@@ -32,7 +32,7 @@ def goes_by_block(source: Source, hardware: Hardware) -> bool:
     if hardware.shard == "auto":
         if hardware.by_block == "always":
             raise BadInput(
-                "hardware.by_block: hardware.shard=auto spreads models over devices instead, got always; drop one of the two"
+                "hardware.by_block: hardware.shard=auto spreads models instead, got always; drop one of the two"
             )
         return False
     if hardware.by_block == "auto":

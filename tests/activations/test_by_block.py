@@ -355,7 +355,7 @@ def test_not_of_models_that_are_spread(typed):
     source = typed("llama")
     assert not goes_by_block(source, Hardware(shard="auto", memory_gb=1e-6))
     with pytest.raises(
-        BadInput, match=r"hardware.by_block: hardware.shard=auto spreads models over devices instead, got always; drop"
+        BadInput, match=r"hardware.by_block: hardware.shard=auto spreads models instead, got always; drop"
     ):
         goes_by_block(source, Hardware(shard="auto", by_block="always"))
 
