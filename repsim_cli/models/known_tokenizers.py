@@ -18,6 +18,7 @@ KIND = "tokenizers"
 FILE = "tokenizer.json"
 MAKER = "repsim_cli.models.tokenizers"  # what loads tokenizers; its code is part of the key
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+MOST = 10**8  # bytes of files beside the weights; to read more takes longer than transformers
 # what a tokenizer of the library does by its backend alone, unless its class does it in another way
 OWN = (
     "__call__", "__len__", "_convert_encoding", "_decode", "_encode_plus", "added_tokens_decoder", "backend_tokenizer",
@@ -93,9 +94,8 @@ def know_tokenizer(folder: Path, load: Callable[[], Any]) -> Any:
     """The tokenizer of a folder that `load` gives; from the cache, where it gave one of these files before, in this
     code, under these versions of packages. Kept are those of tokenizer.json that are no more than their backend."""
     code = collect_code(MAKER) if may_use_known() and (folder / FILE).is_file() else None
-    if code is None:
+    if code is None or (hashes := _hash_files(folder)) is None:
         return load()
-    hashes = _hash_files(folder)
     versions = {name: environment.read_version(name) for name in ("tokenizers", "transformers")}
     entry = Entry(KIND, make_cache_key({"files": hashes, "code": code.key, **versions}))
     with suppress(OSError, ValueError, TypeError, KeyError):
@@ -116,16 +116,23 @@ def know_tokenizer(folder: Path, load: Callable[[], Any]) -> Any:
     return loaded
 
 
-def _hash_files(folder: Path) -> dict[str, str]:
-    """The sha256 of the files that a tokenizer may be made of, by name."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix not in WEIGHTS)
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def _hash_files(folder: Path) -> dict[str, str] | None:
+    """The sha256 of the files that a tokenizer may be made of, by name; None where one cannot be read, or they take
+    more than `MOST` bytes."""
+    try:
+        files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix not in WEIGHTS)
+        if sum(file.stat().st_size for file in files) > MOST:
+            return None
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    except OSError:
+        return None
 
 
 def _open(text: str, said: Mapping[str, Any], load: Callable[[], Any]) -> KnownTokenizer:
+    """Raises KeyError or TypeError where it is not said what a tokenizer says of itself."""
     from tokenizers import Tokenizer
 
-    return KnownTokenizer(Tokenizer.from_str(text), said, load)
+    return KnownTokenizer(Tokenizer.from_str(text), {name: said[name] for name in SAID}, load)
 
 
 def _describe(tokenizer: Any) -> dict[str, Any] | None:

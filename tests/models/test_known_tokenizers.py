@@ -11,7 +11,7 @@ from repsim_cli.base.planning import use_known
 from repsim_cli.data.chat import Encoded
 from repsim_cli.models.known_tokenizers import KnownTokenizer, know_tokenizer
 from repsim_cli.models.tokenizers import TOKENIZERS, load_tokenizer
-from repsim_cli.runs.cache import find_cache_folder
+from repsim_cli.runs.cache import Entry, find_cache_folder
 
 TEXTS = ["Some words, of a sentence.", "", " naïve\n\n\t日本語 😀  [SEP] </s> <unk>", "x" * 300]
 
@@ -135,6 +135,19 @@ def test_a_broken_record_is_made_again(tmp_path, harm, caplog):
     assert "is damaged" in caplog.text
 
 
+@pytest.mark.parametrize("said", [None, [], {"pad_token_id": 0}])
+def test_a_record_that_says_too_little_is_made_again(tmp_path, said):
+    folder, anew = shutil.copytree(TOKENIZERS / "characters", tmp_path / "tokenizer"), []
+    load(folder, anew)
+    (record,) = (find_cache_folder() / "tokenizers").glob("*/entry-*")
+    entry = Entry("tokenizers", record.parent.name)
+    entry.load()
+    entry.finish(said=said)
+    assert not isinstance(load(folder, anew), KnownTokenizer)
+    assert isinstance(load(folder, anew), KnownTokenizer)
+    assert len(anew) == 2
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -161,4 +174,23 @@ def test_a_folder_without_a_fast_tokenizer_is_left_to_transformers(tmp_path):
     for _ in range(2):
         with use_known(True, write=True):
             know_tokenizer(tmp_path, lambda: anew.append(tmp_path))
+    assert len(anew) == 2
+
+
+@pytest.mark.parametrize("why", ["it cannot be read", "it is large"])
+def test_a_file_that_only_the_record_would_read_does_no_harm(tmp_path, monkeypatch, why):
+    """One of another user, or of gigabytes, beside a tokenizer that transformers loads without it."""
+    folder, anew = shutil.copytree(TOKENIZERS / "characters", tmp_path / "tokenizer"), []
+    other, read_bytes = folder / "notes.txt", Path.read_bytes
+    with other.open("wb") as file:
+        file.truncate(10**8 if why == "it is large" else 1)
+
+    def refuse(file):
+        if file == other:
+            raise PermissionError(file)
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    for _ in range(2):
+        assert load(folder, anew)(TEXTS[0])["input_ids"]
     assert len(anew) == 2
