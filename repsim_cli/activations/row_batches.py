@@ -1,4 +1,4 @@
-"""A stream of rows regrouped for the estimate: sampled, as it comes, or in batches of one size."""
+"""Regroups a stream of rows for the estimate: sampled, as it comes, or in batches of one size."""
 
 from collections.abc import Iterator
 

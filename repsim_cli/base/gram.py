@@ -37,7 +37,7 @@ def split_square(rows: slice, side: int = DIAGONAL) -> Iterator[tuple[slice, sli
 
 
 def choose_diagonal(rows: int, device: torch.device) -> int:
-    """The side of the squares on the diagonal: on a GPU a product that starts costs more than half of its cells."""
+    """Chooses the side of the squares on the diagonal: on a GPU a step costs more than half of the cells."""
     return DIAGONAL if device.type == "cpu" else max(rows, 1)
 
 
@@ -53,19 +53,21 @@ def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 
 def multiply_into(out: Float[Tensor, "*l a b"], x: Float[Tensor, "*l a d"], y: Float[Tensor, "*l b d"]) -> None:
-    """Puts x @ y.T of contiguous rows into out."""
+    """Puts x @ y.T of contiguous rows into out, in their precision."""
     product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
-    if product is not None:
-        out.copy_(product(x, y, None))
-    elif x.dtype == torch.float32 and find_wide_product(x.device) is not None:
-        out.copy_(multiply_on_device(x, y))
-    else:
+    if product is None:
         torch.matmul(x, y.mT, out=out)
+    else:
+        out.copy_(product(x, y, None))
 
 
-def multiply_on_device(x: Float[Tensor, "*l a d"], y: Float[Tensor, "*l b d"]) -> Float[Tensor, "*l a b"]:
-    """x @ y.T. On a GPU, float32 is multiplied in halves of 16 bits, each product 16 times as fast, which keeps 16 of
-    the 24 bits of every number and sums in float32."""
+def multiply_halves(x: Float[Tensor, "l a d"], y: Float[Tensor, "l b d"]) -> Float[Tensor, "l a b"]:
+    """Multiplies x @ y.T of several pairs.
+
+    Where a GPU can, float32 is multiplied in halves of 16 bits, which is faster, keeps 16 of the 24 bits of every
+    number and sums in float32: enough for sums over all cells, as CKA takes them, and not for the order of single
+    cells, which tells the nearest rows.
+    """
     wide = find_wide_product(x.device) if x.dtype == torch.float32 else None
     if wide is None:
         return x @ y.mT
@@ -82,17 +84,16 @@ def split_into_halves(x: Float[Tensor, "*l n d"]) -> tuple[Float[Tensor, "*l n d
 
 @cache
 def find_wide_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """x @ y.T of bfloat16 in float32, of one or several at once, where the card and torch (2.8) have it; else None."""
+    """Finds x @ y.T of several bfloat16 in float32, where the card and torch (2.8) have it; else None."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return None
 
     def multiply(x: Tensor, y: Tensor) -> Tensor:
-        return (torch.mm if x.ndim == 2 else torch.bmm)(x, y.mT, out_dtype=torch.float32)
+        return torch.bmm(x, y.mT, out_dtype=torch.float32)
 
     some = torch.ones(1, 16, 16, dtype=torch.bfloat16, device=device)
     try:
-        for x in (some, some[0]):
-            multiply(x, x)
+        multiply(some, some)
     except (TypeError, RuntimeError):
         return None
     return multiply

@@ -1,4 +1,4 @@
-"""What comparing a batch holds beside its rows, in bytes: prepared states, tiles, the level of chance.
+"""Counts the bytes that comparing a batch holds beside its rows: prepared states, tiles, the level of chance.
 
 As `pairs.py` computes it: all inner products together, then the other measures, one group that shares what it prepares
 after another. What is prepared is let go before the next group, so that the largest step counts alone.

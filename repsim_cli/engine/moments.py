@@ -138,7 +138,7 @@ class _Layers:
 
 
 def _move(state: Any, device: torch.device) -> Any:
-    """The prepared state on this device: it may have been kept in files."""
+    """Moves a prepared state to this device: it may have been kept in files."""
     if isinstance(state, Tensor):
         return state.to(device)
     return type(state)(*(_move(part, device) for part in state)) if isinstance(state, tuple) else state

@@ -1,4 +1,4 @@
-"""The colours of a map: which are bright, where they begin and end, and what the bar says."""
+"""Chooses the colours of a map: which are bright, where they begin and end, and what the bar says."""
 
 from collections.abc import Mapping
 from typing import Any

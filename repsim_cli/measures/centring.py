@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_on_device, squared_norms
+from repsim_cli.base.gram import cut_feature_strips, gram_matrix, multiply_halves, squared_norms
 from repsim_cli.measures.features import CentredRows, cut_into_runs
 
 CACHED = 1 << 17  # cells
@@ -57,19 +57,10 @@ def split_rows_for_cache(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(x), size))
 
 
-def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
-    """`centre` rows without a copy, as features of every kernel on their Gram matrix."""
-    if x.device.type == "cpu":
-        return _centre_by_slices(x)
-    (made,) = centre_together([x])
-    if isinstance(made, Degenerate):
-        raise made
-    return made
-
-
 def centre_together(xs: Sequence[Float[Tensor, "n _d"]]) -> list[CentredRows | Degenerate]:
     """`centre_rows` of several representations, each or why it cannot be. Those of one shape take few steps together,
-    so that a GPU neither starts steps for each nor is waited for. The Gram matrices of few rows are made too."""
+    so that a GPU neither starts steps for each nor is waited for. The Gram matrices of few rows are made too, by
+    `multiply_halves`."""
     runs = list(cut_into_runs([(x.shape, x.dtype) for x in xs]))
     started = [_start_run(xs[run]) for run in runs]
     sizes = torch.cat([torch.stack([run.norms.mean(1).sqrt(), run.offsets]) for run in started], 1).tolist()
@@ -96,7 +87,7 @@ def _start_run(xs: Sequence[Float[Tensor, "n d"]]) -> _Run:
     norms = torch.linalg.vector_norm(near.sub_(rests[:, None]), dim=2).double().square()
     grams = None
     if near.shape[1] <= HELD:
-        grams = multiply_on_device(near, near)
+        grams = multiply_halves(near, near)
         grams.diagonal(dim1=1, dim2=2).copy_(norms)
     return _Run(means, rests, norms, torch.linalg.vector_norm(means, dim=1).double(), grams)
 
@@ -112,7 +103,7 @@ def _finish_run(
     of_each = zip(xs, run.means.unbind(), rests.unbind(), scales, norms.unbind(), grams, strict=True)
     for given, well in zip(of_each, plain, strict=True):
         try:
-            yield CentredRows(*given) if well else _centre_by_slices(given[0])
+            yield CentredRows(*given) if well else centre_rows(given[0])
         except Degenerate as error:
             yield error
 
@@ -122,8 +113,8 @@ def _is_plain(size: float, offset: float) -> bool:
     return 1e-12 < size < 1e15 and size > 1e-4 * offset
 
 
-def _centre_by_slices(x: Float[Tensor, "n d"]) -> CentredRows:
-    """Centres the rows slice by slice."""
+def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
+    """`centre` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
     if n <= min(x.shape[1], FEW) and (wide := _centre_wide(x)) is not None:
         return wide

@@ -1,4 +1,4 @@
-"""The features of representations, whose Gram matrices kernels are made of: of one, or of several of one shape.
+"""Holds the features of representations, whose Gram matrices kernels are made of: of one, or several of one shape.
 
 On a GPU a step costs 10 microseconds or more, however small it is, so representations of one shape go together.
 """

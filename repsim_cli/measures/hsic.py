@@ -60,7 +60,7 @@ U_CENTRED = Kernel(features=centre_rows, fit=compute_half_offsets, cells=centre_
 
 
 def _change_features(kernel: Kernel, rows: Rows) -> Kernel:
-    """The kernel of other rows, which go one by one."""
+    """Gives a kernel other rows, which go one by one."""
     return kernel if rows == "centred" else replace(kernel, features=FEATURES[rows], together=None)
 
 

@@ -6,14 +6,14 @@ There are two kinds of such matrices. A `Kernel` is computed tile by tile from t
 All pairs of all representations are then a single product per tile, summed in float64.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from repsim_cli.base.gram import DIAGONAL, choose_diagonal, multiply_into, split_square
+from repsim_cli.base.gram import DIAGONAL, choose_diagonal, multiply_halves, multiply_into, split_square
 from repsim_cli.measures.features import (
     AnyFeatures,
     StackedRows,
@@ -80,10 +80,8 @@ def _compute_blocks(kind: type, states: Mapping[Any, Sequence[State]], n: int, t
 def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int, diagonal: int = DIAGONAL) -> Blocks:
     """Computes, for every tile on or above the diagonal, its weight, its place, and (representations, cells) of each
     kernel."""
-    by_features: dict[Any, list[Kernel]] = {}
-    for kernel in states:
-        by_features.setdefault(kernel.features, []).append(kernel)
     like = next(iter(states.values()))[0].features.block(slice(1))
+    by_features = _group_by_features(states, like.device)
     side = min(tile, n)
     buffers = {kernel: _buffer(len(of), n, tile, like, diagonal) for kernel, of in states.items()}
     stacks = {make: stack_states(kernels, states) for make, kernels in by_features.items()}
@@ -101,15 +99,7 @@ def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int, dia
             for make, (first, *others) in by_features.items():
                 for stack, block in zip(stacks[make], held[make], strict=True):
                     gram = stack.view(blocks[first], shape)
-                    if block is None:
-                        _put_gram(gram, stack.features, rows, columns)
-                    else:
-                        left = right = block[..., rows.start - start : rows.stop - start, :]
-                        if columns.start >= band.stop:
-                            right = stack.features.block(columns)
-                        elif columns != rows:
-                            right = block[..., columns.start - start : columns.stop - start, :]
-                        multiply_into(gram, left, right)
+                    _fill_gram(gram, stack.features, block, band, rows, columns)
                     for kernel in others:
                         stack.view(blocks[kernel], shape).copy_(gram)
                     for kernel in (first, *others):
@@ -121,13 +111,40 @@ def _compute_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int, dia
         del held  # before the next band, or two would be held
 
 
-def _put_gram(out: Float[Tensor, "*l a b"], features: AnyFeatures | StackedRows, rows: slice, columns: slice) -> None:
-    """Copies a tile of Gram matrices that are known."""
+def _group_by_features(kernels: Iterable[Kernel], device: torch.device) -> dict[Any, list[Kernel]]:
+    """Groups the kernels of the same features. On a GPU those that are prepared together have features of their own."""
+    groups: dict[Any, list[Kernel]] = {}
+    for kernel in kernels:
+        together = kernel.together if device.type != "cpu" and kernel.documents is None else None
+        groups.setdefault((kernel.features, together), []).append(kernel)
+    return groups
+
+
+def _fill_gram(
+    out: Float[Tensor, "*l a b"],
+    features: AnyFeatures | StackedRows,
+    block: Float[Tensor, "*l c d"] | None,
+    band: slice,
+    rows: slice,
+    columns: slice,
+) -> None:
+    """Puts a tile of Gram matrices into out. block: the features of the rows of the band; None where the matrices are
+    known."""
+    if block is None:
+        known = features.gram
+        assert known is not None
+        of_each = [known] if isinstance(known, Tensor) else known
+        out.copy_(torch.stack([gram[rows, columns] for gram in of_each]).view(out.shape))
+        return
+    left = right = block[..., rows.start - band.start : rows.stop - band.start, :]
+    if columns.start >= band.stop:
+        right = features.block(columns)
+    elif columns != rows:
+        right = block[..., columns.start - band.start : columns.stop - band.start, :]
     if isinstance(features, StackedRows):
-        out.copy_(torch.stack([gram[rows, columns] for gram in features.gram or ()]))
+        out.copy_(multiply_halves(left, right))
     else:
-        assert features.gram is not None
-        out.copy_(features.gram[rows, columns])
+        multiply_into(out, left, right)
 
 
 class Tiles(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a kernel is, a symmetric (n, n) matrix per representation, and how representations are prepared for it."""
+"""Defines kernels, symmetric (n, n) matrices of representations, and prepares representations for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ def prepare_states(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]
 
 
 def prepare_together(kernels: Sequence[AnyKernel], xs: Sequence[Any]) -> dict[AnyKernel, list[State | Degenerate]]:
-    """The representations prepared for the kernels that take several at once, each or why it cannot be. On a CPU none:
+    """Prepares the representations for the kernels that take several at once, each or why it cannot be. On a CPU none:
     there it is no faster."""
     if not all(isinstance(x, Tensor) and x.device.type != "cpu" for x in xs):
         return {}
@@ -118,14 +118,14 @@ class Stack(NamedTuple):
     fits: Mapping[Kernel, Any]
 
     def view(self, buffer: Float[Tensor, "r cells"], shape: tuple[int, int]) -> Float[Tensor, "*l a b"]:
-        """The tile of these representations in a buffer."""
+        """Views the tile of these representations in a buffer."""
         if isinstance(self.features, StackedRows):
             return buffer[self.at].unflatten(1, shape)
         return buffer[self.at.start].view(shape)
 
 
 def stack_states(kernels: Sequence[Kernel], states: Mapping[Any, Sequence[State]]) -> list[Stack]:
-    """The representations in stacks. kernels: of the same features."""
+    """Puts the representations into stacks. kernels: of the same features."""
     parts, stacks = [state.features for state in states[kernels[0]]], []
     for at in find_stacks(parts) if all(k.together for k in kernels) else (slice(r, r + 1) for r in range(len(parts))):
         if at.stop == at.start + 1:

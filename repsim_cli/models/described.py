@@ -1,4 +1,4 @@
-"""What a config says of its model, kept in the cache: where it is known, nothing imports transformers or builds the
+"""Keeps what a config says of its model in the cache: where it is known, nothing imports transformers or builds the
 model, unless it runs."""
 
 import hashlib
