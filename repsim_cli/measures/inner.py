@@ -133,8 +133,8 @@ def _fill_gram(
     if block is None:
         known = features.gram
         assert known is not None
-        of_each = [known] if isinstance(known, Tensor) else known
-        out.copy_(torch.stack([gram[rows, columns] for gram in of_each]).view(out.shape))
+        several = not isinstance(known, Tensor)
+        out.copy_(torch.stack([gram[rows, columns] for gram in known]) if several else known[rows, columns])
         return
     left = right = block[..., rows.start - band.start : rows.stop - band.start, :]
     if columns.start >= band.stop:
