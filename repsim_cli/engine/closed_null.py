@@ -17,6 +17,8 @@ from repsim_cli.measures.kernels import AnyKernel, Packed, State
 
 SMALLEST = 1e-6  # lower limit of p values in closed form
 SMALLEST_NORM = 1e-150  # of U: below it a matrix is constant
+ROUNDING = 1e-6  # of the mean of a null: a smaller deviation is that of rounding
+CERTAIN = -40.0  # z of a value that all pairings reach, whose p is 1
 
 
 class NullMoments(NamedTuple):
@@ -107,7 +109,7 @@ def compute_closed_form_null(rows: Sequence[NullMoments], columns: Sequence[Null
     norm, trace, cubes, weights, fourths, constant, squares, form, second, third, fourth = (
         a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stack(rows), stack(columns), strict=True)
     )
-    unit = 2 / (n * (n - 3))
+    unit = 2 / (n * max(n - 3, 1))  # of three rows U is 0
     variance = unit * norm + second / (n - 1)
     deviation = variance.sqrt()
     quadratic = unit**1.5 * (math.sqrt(8) * trace + math.sqrt(2) * n * cubes)
@@ -134,7 +136,10 @@ def compute_tail_p(z: Matrix, skewness: Matrix, heaviness: Matrix) -> Matrix:
 
 
 def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
-    """z, skewness and heaviness of the inner products of all pairs under the null, in closed form."""
+    """z, skewness and heaviness of the inner products of all pairs under the null, in closed form.
+
+    Where every pairing has the same value, as where all rows of a side are as far apart, all are as close: p is 1.
+    """
     measure = prepared.measure
     known = {
         kernel: [
@@ -144,7 +149,13 @@ def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
         for kernel in dict.fromkeys((measure.row, measure.column))
     }
     null = compute_closed_form_null(known[measure.row], known[measure.column])
-    return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness, "heaviness": null.heaviness}
+    unmoved = null.deviation <= ROUNDING * null.mean.abs()
+    z = ((prepared.cross - null.mean) / null.deviation).masked_fill(unmoved, CERTAIN)
+    return {
+        "z": z,
+        "skewness": null.skewness.masked_fill(unmoved, 0),
+        "heaviness": null.heaviness.masked_fill(unmoved, 0),
+    }
 
 
 def _build_kernel_matrix(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:

@@ -264,7 +264,8 @@ def make_comparison(
     check_pairs(extract, models)
     dependent = significance.clusters not in BUILT_IN or (significance.clusters == "document" and (several or stored))
     judging.check(significance, extract.estimate, dependent)
-    check_family(significance, [len(reading.layers) for reading in extraction.readings])
+    symmetric = all(measure.card.symmetric for measure in measures.values())
+    check_family(significance, [len(reading.layers) for reading in extraction.readings], symmetric)
     comparison = extraction.extend(
         Comparison,
         measures=measures,

@@ -70,17 +70,18 @@ def count_needed_permutations(cells: int, alpha: float) -> int:
     return math.ceil(cells / alpha - 1e-9) - 1
 
 
-def check_family(settings: Significance, layers: Sequence[int]) -> None:
+def check_family(settings: Significance, layers: Sequence[int], symmetric: bool) -> None:
     """Raises BadInput where Holm's correction of the largest family cannot reach alpha with so few permutations.
 
-    layers: of each model.
+    layers: of each model. symmetric: whether all measures are, of which a pair of layers is one cell.
     """
     if settings.method != "permutation" or settings.family != "holm":
         return
     first, second = [*sorted(layers, reverse=True), 0][:2]
-    cells = max(first * second, first * (first - 1) // 2)
+    each = 2 if symmetric else 1
+    cells = max(first * second, first * (first - 1) // each)
     if settings.family_of == "run":
-        cells = sum(layers) * (sum(layers) - 1) // 2
+        cells = sum(layers) * (sum(layers) - 1) // each
     needed = count_needed_permutations(cells, settings.alpha)
     if settings.permutations < needed:
         raise BadInput(

@@ -76,6 +76,28 @@ def test_closed_form_has_the_moments_of_all_permutations(name):
     assert float(null.deviation) == pytest.approx(float(drawn.std(correction=0)), rel=1e-9)
 
 
+def test_three_rows_have_a_closed_form():
+    """The fewest: of 3! pairings, with the moments of all of them."""
+    sides = independent(3, 0)
+    found, values = prepared("cka", sides)
+    drawn = permute_pairs(found, torch.tensor(list(itertools.permutations(range(3)))))[:, 0, 1]
+    z = (values[0, 1] - drawn.mean()) / drawn.std(correction=0)
+    assert float(closed_null.standardise(found)["z"][0, 1]) == pytest.approx(float(z))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_all_as_far_apart_are_as_close_under_every_pairing(dtype):
+    """Such as one-hot ones, whose CKA with anything does not depend on the pairing: p is 1, not that of rounding."""
+    sides = [torch.eye(40, dtype=dtype), *(side.to(dtype) for side in independent(40, 0))]
+    found, values = prepared("cka", sides)
+    seen = closed_null.standardise(found)
+    matrix = SimilarityMatrix(values=values, se=None, estimate="full", rows=40, batches=1, statistics=seen)
+    judged = judging.judge(Significance(method="closed_form"), measures.get("cka"), matrix, None, [slice(0, 3)])
+    for p in (judged.p, judged.p_family, judged.q):
+        assert p[0].tolist() == p[:, 0].tolist() == [1, 1, 1]
+        assert p.isfinite().all()
+
+
 @pytest.mark.parametrize("name", nightly(INNER, *(name for name in INNER if name not in ("cka_unbiased", "rsa"))))
 def test_closed_form_keeps_its_false_positive_rates(name):
     """6000 pairings of independent rows, two pairs of representations: 5, 1 and 0.1 % within binomial error."""
@@ -361,9 +383,17 @@ def planted(seed, cells=64, true=20, draws=199, effect=4.0):
     return torch.from_numpy(values[0]), torch.from_numpy(values[1:])
 
 
-def test_max_t_by_hand():
+def test_holm_by_hand():
+    """The smallest of m times m, the next times m - 1; none below one before it, none above 1."""
+    p = torch.tensor([0.5, 0.01, 0.4, 0.02], dtype=torch.float64)
+    assert corrections.correct_by_holm(p).tolist() == pytest.approx([0.8, 0.04, 0.8, 0.06])
+    assert corrections.correct_by_holm(torch.tensor([0.6, 0.7])).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_max_t_by_hand(seed):
     """Standardised by mean and deviation, cell after cell from the closest, against the maximum of what is left."""
-    observed, null = planted(0, cells=6, true=2, draws=30)
+    observed, null = planted(seed, cells=6, true=2, draws=12, effect=1.0)
     both = np.vstack([observed, null])
     both = (both - both.mean(0)) / both.std(0)
     expected, before = np.zeros(6), 0.0
@@ -371,7 +401,7 @@ def test_max_t_by_hand():
     while left:
         closest = max(left, key=lambda cell: both[0, cell])
         count = sum(max(row[cell] for cell in left) >= both[0, closest] for row in both[1:])
-        before = max(before, (1 + count) / 31)
+        before = max(before, (1 + count) / 13)
         expected[closest] = before
         left.remove(closest)
     assert corrections.correct_by_max_t(observed, null).tolist() == pytest.approx(expected.tolist())
@@ -418,15 +448,31 @@ def test_distances_are_corrected_towards_small_values():
     assert found[0][off].argmin() == tested[off].argmin()
 
 
-def test_the_family_of_a_run_has_every_pair_of_layers_once():
-    settings = Significance(method="permutation", family="holm", family_of="run", permutations=99)
-    with pytest.raises(BadInput, match="correction of 28 cells"):  # of 8 layers
-        corrections.check_family(settings, [3, 5])
-    with pytest.raises(BadInput, match="correction of 15 cells"):  # of the largest map
-        corrections.check_family(replace(settings, family_of="map"), [3, 5])
-    corrections.check_family(replace(settings, permutations=559), [3, 5])
-    with pytest.raises(BadInput, match="give at least 559"):
-        corrections.check_family(replace(settings, permutations=558), [3, 5])
+@pytest.mark.parametrize(
+    ("of", "layers", "name", "cells"),
+    [
+        ("run", [3, 5], "cka", 28),
+        ("map", [3, 5], "cka", 15),
+        ("map", [2, 5, 4], "cka", 20),
+        ("map", [5], "cka", 10),
+        ("map", [2], "cka", 1),
+        ("map", [5], "neuronsim", 20),
+        ("map", [3, 5], "neuronsim", 20),
+        ("run", [3, 5], "neuronsim", 56),
+    ],
+)
+def test_so_many_permutations_are_needed_as_the_largest_family_has_cells(of, layers, name, cells):
+    """A pair of layers is one cell, and two of a measure that differs between the directions."""
+    card, total = measures.card(name), sum(layers)
+    ends = np.cumsum(layers)
+    places = [slice(int(end - count), int(end)) for end, count in zip(ends, layers, strict=True)]
+    families = corrections.group_into_families(torch.ones(total, total), card, places, of)
+    assert max(int(family.sum()) for family in families) == cells
+    enough = Significance(method="permutation", family="holm", family_of=of, permutations=20 * cells - 1)
+    corrections.check_family(enough, layers, card.symmetric)
+    message = f"correction of {cells} cells cannot reach 0.05 .* give at least {20 * cells - 1}"
+    with pytest.raises(BadInput, match=message):
+        corrections.check_family(replace(enough, permutations=20 * cells - 2), layers, card.symmetric)
 
 
 def test_a_measure_in_both_directions_has_two_tests_per_pair():
