@@ -1,6 +1,7 @@
 """The level of chance against brute force, and against models that share nothing."""
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -35,36 +36,53 @@ def drawn(lengths, seed, count=3, documents=1.0, width=4):
     return [torch.from_numpy(rng.normal(size=(len(of), width)) + part[of]) for part in effect]
 
 
-def mean_of_pairings(a, b, given):
-    """Each cell of a times the mean of all cells of b that it may meet."""
+def list_met(given):
+    """The cells that each cell may meet."""
     unit, place = given.units, given.places
     rows = [np.flatnonzero(place == p) for p in place]
-    total = 0.0
-    for i, j in itertools.product(range(len(unit)), repeat=2):
-        together = unit[i] == unit[j]
-        met = [
-            b[k, m]
+    return {
+        (i, j): [
+            (k, m)
             for k, m in itertools.product(rows[i], rows[j])
-            if unit[k] != unit[i] and unit[m] != unit[j] and (unit[k] == unit[m]) == together
+            if unit[k] != unit[i] and unit[m] != unit[j] and (unit[k] == unit[m]) == (unit[i] == unit[j])
         ]
-        total += a[i, j] * np.mean(met)
-    return total
+        for i, j in itertools.product(range(len(unit)), repeat=2)
+    }
+
+
+def mean_of_pairings(a, b, given):
+    """For each cell, the mean product of two cells of its places that may meet; scaled to all cells by the norms of
+    those whose places others have."""
+    met, places = list_met(given), given.places
+    groups = defaultdict(list)
+    for i, j in met:
+        groups[places[i], places[j], given.units[i] == given.units[j]].append((i, j))
+    total, known = 0.0, np.zeros(a.shape, bool)
+    for cells in groups.values():
+        products = [a[cell] * b[other] for cell in cells for other in met[cell]]
+        total += len(cells) * np.mean(products) if products else 0
+        known[tuple(np.transpose(cells))] = bool(products)
+    return total / np.prod([(x[known] ** 2).sum() / (x**2).sum() for x in (a, b)]) ** 0.5
 
 
 @given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=2, max_size=9))
 @example({(0, 0), (1, 0), (2, 1), (3, 1)})  # no unit has both places
 @example({(0, 0), (0, 1), (1, 0), (2, 1)})  # one alone has
 def test_chance_is_exact_where_every_cell_has_others_to_meet(rows):
-    unit, place = np.array(sorted(rows)).T
+    given = Exchange(*np.array(sorted(rows)).T, "documents")
+    found = index_row_places(given, 1)
+    assert (found is not None and found.whole) == all(list_met(given).values())
 
-    def meets(i, j):
-        at_i, at_j = (np.flatnonzero((place == place[row]) & (unit != unit[row])) for row in (i, j))
-        together = unit[i] == unit[j]
-        return any((unit[k] == unit[m]) == together for k, m in itertools.product(at_i, at_j))
 
-    found = index_row_places(Exchange(unit, place, "documents"), 1)
-    every = all(meets(i, j) for i, j in itertools.product(range(len(unit)), repeat=2))
-    assert (found is not None and found.whole) == every
+def test_places_that_fewest_units_have_are_left_out_where_there_is_no_room():
+    """Sums by place of so many representations of nine rows have room for two places, or for one."""
+    given = Exchange(np.array([0, 0, 1, 1, 2, 2, 3, 3, 3]), np.array([5, 7, 5, 7, 5, 8, 5, 8, 7]), "documents")
+    for representations, counts in ((3_400_000, [4, 3, 0]), (3_500_000, [4, 0])):
+        found = index_row_places(given, representations)
+        of_place = np.bincount(found.place)
+        assert of_place[:-1].tolist() == counts[:-1]
+        assert not found.whole
+        assert found.across[-1].tolist() == found.together[-1].tolist() == [0] * len(counts)
 
 
 def prepared(names, sides, given, tile=4, **settings):
@@ -79,7 +97,7 @@ def prepared(names, sides, given, tile=4, **settings):
     return seen
 
 
-@pytest.mark.parametrize("lengths", [[3] * 5, [1] * 7, [4] * 2])
+@pytest.mark.parametrize("lengths", [[3] * 5, [1] * 7, [4] * 2, [4, 2, 2, 3, 3], [1, 3, 2, 2]])
 @pytest.mark.parametrize("tile", [4, 512])
 def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
     given, sides = units(lengths), drawn(lengths, 0)
@@ -95,8 +113,16 @@ def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
             assert float(found.expected[a, b]) == pytest.approx(expected, rel=1e-5, abs=1e-5), measure.name
 
 
-def test_means_of_shared_neighbours_are_those_of_all_pairings():
-    given, sides = units([3] * 5), drawn([3] * 5, 1)
+def test_chance_is_not_known_where_few_cells_have_others_to_meet():
+    """Of documents of 1 and 12 rows, two first rows; a fifth of the norm is known of [2, 4, 4] rows, not of these."""
+    for lengths, known in (([1, 12], False), ([2, 4, 4], True)):
+        for _, found, _ in prepared(("cka", "rsa"), drawn(lengths, 0), units(lengths)).values():
+            assert found.expected.isfinite().all() == found.expected.isfinite().any() == known
+
+
+@pytest.mark.parametrize("lengths", [[3] * 5, [4, 2, 2, 3, 4]])
+def test_means_of_shared_neighbours_are_those_of_all_pairings(lengths):
+    given, sides = units(lengths), drawn(lengths, 1)
     states = [measures.get("mutual_knn", k=2).prepare(x) for x in sides]
     found = compute_mean_overlap([state.lists for state in states], index_row_places(given, 3))
     members = np.zeros((3, 15, 15))
