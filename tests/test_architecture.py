@@ -69,7 +69,7 @@ def test_start_up_is_light():
     script = (
         "import json, sys\n"
         "import repsim_cli.cli, repsim_cli.figures, repsim_cli.report, repsim_cli.runs.results\n"
-        "repsim_cli.cli.build_parser().format_help()\n"
+        "repsim_cli.cli.commands.build_parser().format_help()\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
@@ -78,7 +78,7 @@ def test_start_up_is_light():
 
 def test_help_starts_without_arrays():
     """Imports of numpy take longer than all the rest."""
-    script = "import sys, repsim_cli.cli\nrepsim_cli.cli.build_parser().format_help()\nassert not {'torch', 'transformer_lens', 'numpy'} & {*sys.modules}"
+    script = "import sys, repsim_cli.cli\nrepsim_cli.cli.commands.build_parser().format_help()\nassert not {'torch', 'transformer_lens', 'numpy'} & {*sys.modules}"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
 

@@ -1,6 +1,6 @@
 """The groups of settings that studies share: extraction of rows, hardware, significance, groups of models."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -27,8 +27,6 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments", "sampled"]
 
-# of rows or features that outweigh the others
-ALL_REMEDIES = ("skip", "skip_tokens", "drop_features", "normalise")
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
 IN_BATCHES = ("per_batch", "ratio_of_sums")  # estimates
 STREAMED = ("moments", "sampled")  # those that all rows pass for, in order
@@ -160,41 +158,6 @@ class Extract:
             **({"drop_features": self.drop_features} if self.drop_features < 1 else {}),
             **({"normalise": self.normalise} if self.normalise != "none" else {}),
         }
-
-
-NORMALISED = {
-    "features": "features at unit variance",
-    "directions": "no direction above 5 % of the variance",
-    "rows": "rows at unit norm",
-}
-REMEDIED: dict[str, Callable[[Any], str]] = {
-    "skip": lambda places: f"without the first {places} places",
-    "skip_tokens": lambda names: f"without {', '.join(names)}",
-    "drop_features": lambda share: f"without features above {share:g} of the variance",
-    "normalise": NORMALISED.__getitem__,
-}
-
-
-def say_treatment(remedies: Mapping[str, Any]) -> str:
-    """Says what was done to the rows before they were compared, from `Extract.remedies`; empty where it was nothing.
-
-    >>> say_treatment({"normalise": "features", "skip": 4})
-    'without the first 4 places; features at unit variance'
-    """
-    return "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
-
-
-# by name, those that the analysis `robustness` tries
-REMEDIES: Mapping[str, Mapping[str, Any]] = {
-    "none": {},
-    "skip 4": {"skip": 4},
-    "features": {"normalise": "features"},
-    "directions": {"normalise": "directions"},
-    "rows": {"normalise": "rows"},
-    "skip 4, features": {"skip": 4, "normalise": "features"},
-    "skip 4, directions": {"skip": 4, "normalise": "directions"},
-    "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
-}
 
 
 @dataclass(frozen=True, kw_only=True)

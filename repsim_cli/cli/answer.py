@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.settings import say_treatment
+from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides

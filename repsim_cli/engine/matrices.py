@@ -1,4 +1,4 @@
-"""The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
+"""The matrices of all layers of all models: estimated over the rows of a run, and cached."""
 
 import json
 import shutil
@@ -37,21 +37,18 @@ from repsim_cli.engine.pairs import Batch, Statistics
 from repsim_cli.engine.permuted import Progress as Steps
 from repsim_cli.engine.permuted import iterate_silently
 from repsim_cli.engine.processes import PairWork
-from repsim_cli.engine.record import make_map_writer, measure_record
+from repsim_cli.engine.record import make_map_writer
 from repsim_cli.engine.rows import Rows, hash_models, open_rows
 from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
 from repsim_cli.engine.without_value import keep_matrices
-from repsim_cli.measures import InnerProduct, Measure, Pairwise
-from repsim_cli.measures.base import permute_rows
+from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.runs.cache import Entry, make_cache_key
-from repsim_cli.runs.content import CHANCE, Measured, Table
-from repsim_cli.runs.reader import STATE, find_closest_cell, read_array
+from repsim_cli.runs.content import Table
+from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import SAVE_EVERY, Progress, Run, dumps, write
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
 ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
-CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
-JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
 
 
 def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
@@ -265,17 +262,6 @@ def make_places_finder(comparison: Comparison) -> Callable[[int], RowPlaces | No
     return lambda batch: index_row_places(units.of(comparison.numbers(batch)), layers, device)
 
 
-def say_why_unknown(comparison: Comparison, measure: Measure) -> str:
-    """Says why the level of chance is not known, if it is not."""
-    if not measure.card.paired:
-        return "the measure does not depend on how rows are paired"
-    if comparison.groups is not None:
-        return "layers are read in groups, for lack of memory; raise hardware.memory_gb"
-    if comparison.units is not None and isinstance(measure, Pairwise) and measure.permute is permute_rows:
-        return "the measure does not say how its states are permuted (`permute`), or no cell has a value"
-    return comparison.unknown or "no cell has a value under random pairings"
-
-
 def draw_permutations(
     comparison: Comparison,
     sequences: Mapping[str, Sequences],
@@ -332,51 +318,6 @@ def keep_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Bat
         return entry.files[name]
 
     return keep
-
-
-def make_measure_records(
-    run: Run, comparison: Comparison, matrices: Matrices
-) -> tuple[list[Measured], dict[str, Table]]:
-    """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
-    significance, measured = comparison.significance, list[Measured]()
-    table: list[list[Any]] = []
-    for label, matrix in matrices.items():
-        measure = comparison.measures[label]
-        judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
-        for fault in (judged.null or {}).get("not_valid", ()):
-            run.warn(f"significance: {label}: not valid: {fault}")
-        by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))
-        if judged.null is not None and judged.null.get("heavy"):
-            run.warn(
-                f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
-                f"tail of the null: p_family and q are not given for {judged.null['heavy']} of "
-                f"{judged.null['families']} families of cells, where p may be off; use significance=permutation"
-            )
-        extra: dict[str, Any] = {
-            "se": matrix.statistics.get("se", matrix.se),
-            "p": judged.p,
-            "p_family": judged.p_family,
-            "q": judged.q,
-            "calibrated": judged.calibrated,
-            "tested": judged.tested,
-            CHANCE: by_chance.cells,
-        }
-        if measure.slow is not None:
-            extra |= {key: matrix.statistics[key] for key in measure.slow.details}
-        if significance.bands and extra["se"] is not None:
-            extra["low"], extra["high"] = judging.compute_t_intervals(
-                matrix.values, extra["se"], matrix.batches, significance, measure.card
-            )
-        record = measure_record(run, comparison, label, matrix, extra, judged.null)
-        record = replace(record, chance=by_chance.about, floor=floor.record(matrix, comparison))
-        measured.append(record)
-        for each in record.matrices if judged.null is not None else ():
-            models = each.rows.model, each.columns.model
-            cells = {what: read_array(run.folder, path) for what, path in each.cells.items()}
-            if models[0] != models[1] and (found := find_closest_cell(record, each, cells)):
-                *layers, numbers = found
-                table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
-    return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}
 
 
 def _needs_jackknife(comparison: Comparison) -> bool:

@@ -1,4 +1,4 @@
-"""Matrices of all layers as results.json has them: a file per pair of models, or a block of one where they are many."""
+"""What results.json says of a measure and its tests: a file per pair of models, or a block of one where they are many."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +10,15 @@ import numpy as np
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.plain import slug
+from repsim_cli.engine import chance, floor
+from repsim_cli.engine import significance as judging
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.measures import Measure
-from repsim_cli.measures.base import is_cosine
-from repsim_cli.runs.content import Matrix, Measured, Side
-from repsim_cli.runs.reader import name_array_block
+from repsim_cli.engine.streamed import Matrices
+from repsim_cli.measures import Measure, Pairwise
+from repsim_cli.measures.base import is_cosine, permute_rows
+from repsim_cli.runs.content import CHANCE, Matrix, Measured, Side, Table
+from repsim_cli.runs.reader import find_closest_cell, name_array_block, read_array
 from repsim_cli.runs.results import Run
 from repsim_cli.runs.so_far import Writer
 
@@ -173,3 +176,63 @@ def _record(
         matrices=matrices,
         null=null,
     )
+
+
+CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
+JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
+
+
+def say_why_unknown(comparison: Comparison, measure: Measure) -> str:
+    """Says why the level of chance is not known, if it is not."""
+    if not measure.card.paired:
+        return "the measure does not depend on how rows are paired"
+    if comparison.groups is not None:
+        return "layers are read in groups, for lack of memory; raise hardware.memory_gb"
+    if comparison.units is not None and isinstance(measure, Pairwise) and measure.permute is permute_rows:
+        return "the measure does not say how its states are permuted (`permute`), or no cell has a value"
+    return comparison.unknown or "no cell has a value under random pairings"
+
+
+def make_measure_records(
+    run: Run, comparison: Comparison, matrices: Matrices
+) -> tuple[list[Measured], dict[str, Table]]:
+    """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
+    significance, measured = comparison.significance, list[Measured]()
+    table: list[list[Any]] = []
+    for label, matrix in matrices.items():
+        measure = comparison.measures[label]
+        judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
+        for fault in (judged.null or {}).get("not_valid", ()):
+            run.warn(f"significance: {label}: not valid: {fault}")
+        by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))
+        if judged.null is not None and judged.null.get("heavy"):
+            run.warn(
+                f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
+                f"tail of the null: p_family and q are not given for {judged.null['heavy']} of "
+                f"{judged.null['families']} families of cells, where p may be off; use significance=permutation"
+            )
+        extra: dict[str, Any] = {
+            "se": matrix.statistics.get("se", matrix.se),
+            "p": judged.p,
+            "p_family": judged.p_family,
+            "q": judged.q,
+            "calibrated": judged.calibrated,
+            "tested": judged.tested,
+            CHANCE: by_chance.cells,
+        }
+        if measure.slow is not None:
+            extra |= {key: matrix.statistics[key] for key in measure.slow.details}
+        if significance.bands and extra["se"] is not None:
+            extra["low"], extra["high"] = judging.compute_t_intervals(
+                matrix.values, extra["se"], matrix.batches, significance, measure.card
+            )
+        record = measure_record(run, comparison, label, matrix, extra, judged.null)
+        record = replace(record, chance=by_chance.about, floor=floor.record(matrix, comparison))
+        measured.append(record)
+        for each in record.matrices if judged.null is not None else ():
+            models = each.rows.model, each.columns.model
+            cells = {what: read_array(run.folder, path) for what, path in each.cells.items()}
+            if models[0] != models[1] and (found := find_closest_cell(record, each, cells)):
+                *layers, numbers = found
+                table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
+    return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}

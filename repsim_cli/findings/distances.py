@@ -22,12 +22,11 @@ from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import list_group_arrangements, weigh_by_jackknife
-from repsim_cli.findings.groups import (
+from repsim_cli.findings.groups import list_depths_at_points, pair_models_by_group
+from repsim_cli.findings.permuted_groups import (
     Permuted,
     compute_separation,
-    list_depths_at_points,
     number_groups,
-    pair_models_by_group,
     permute_groups,
     say_why_untestable,
 )

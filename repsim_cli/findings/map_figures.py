@@ -8,7 +8,7 @@ import numpy as np
 from scipy.cluster import hierarchy
 
 from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import say_treatment
+from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.colours import choose_card_colours, choose_colour_range, write_bar_label
 from repsim_cli.figures.heatmap import (
     WRITTEN,

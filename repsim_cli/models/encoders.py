@@ -7,7 +7,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.attention import Attended, join_heads
-from repsim_cli.models.decoders import LLAMA
+from repsim_cli.models.layouts import LLAMA
 from repsim_cli.models.points import (
     ATTENTION,
     STREAM,

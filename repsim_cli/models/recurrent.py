@@ -1,6 +1,6 @@
 """Tables of types with blocks that have no attention: state-space models, recurrent networks and their hybrids."""
 
-from repsim_cli.models.decoders import LLAMA
+from repsim_cli.models.layouts import LLAMA
 from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, make_dense_stack, vary
 
 NO_MLP = "the block has one part, without an MLP"

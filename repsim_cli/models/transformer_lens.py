@@ -31,10 +31,11 @@ from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import WHOLE, Loading, place_model
 from repsim_cli.models.native_weights import check_weights_file, fill, find_native_weights
+from repsim_cli.models.pretrained import HEADLESS, load, load_with_head
 from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, find_shipped_shape
 from repsim_cli.models.source import Source
 from repsim_cli.models.tokenizers import TOKENIZER_FILES, load_tokenizer
-from repsim_cli.models.transformers import HEADLESS, check_place, load, load_with_head, place
+from repsim_cli.models.transformers import check_place, place
 
 HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
 NATIVE = (

@@ -5,11 +5,7 @@ Raw weights: nothing is folded or centred.
 
 import copy
 import functools
-import logging
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,39 +26,33 @@ from repsim_cli.models.adapters import FILES, apply_adapter, count_adapter_token
 from repsim_cli.models.checkpoints import (
     check_scales,
     check_stray,
-    describe_error,
     fetch_hub_files,
     find_shipped,
     find_weight_files,
     hash_files,
     is_local,
-    load_pretrained,
     locate,
-    make_unreachable_error,
     read_weight_names,
 )
-from repsim_cli.models.complete import check_blocks, check_complete
+from repsim_cli.models.complete import check_blocks
 from repsim_cli.models.configs import (
     describe_config,
     find_config,
     hash_config,
     inline_config,
     make_source,
-    read_config,
     read_preprocessor,
     take_text_config,
 )
 from repsim_cli.models.described import Described, describe_once
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import hold_loading_lock, import_transformers
-from repsim_cli.models.loading import WHOLE, Loading, disable_cache, keep_in_one_place, place_model
-from repsim_cli.models.parts import make_partial_class
-from repsim_cli.models.quantized import check_quantize, make_quantization_config
+from repsim_cli.models.loading import WHOLE, Loading, disable_cache, place_model
+from repsim_cli.models.pretrained import HEADLESS, choose_attention, load, load_with_head
+from repsim_cli.models.quantized import check_quantize
 from repsim_cli.models.rounding import Quantize, add_rounding, mark
 from repsim_cli.models.source import Source, refuse_head
 from repsim_cli.models.tokenizers import load_tokenizer, share_tokenizer
-
-log = logging.getLogger("repsim")
 
 
 @models.register("transformers")
@@ -236,7 +226,7 @@ def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn
         torch.manual_seed(seed)
         auto = import_transformers().AutoModel
         # drawn in float32: the same weights in any dtype
-        fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_choose_attention(eager))
+        fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=choose_attention(eager))
     return place_model(fresh, how)
 
 
@@ -266,10 +256,6 @@ def draw_untrained(trained: Source, seed: int) -> Source:
         entry="",
         parts=False,
     )  # fmt: skip
-
-
-def _choose_attention(eager: bool) -> str | None:
-    return "eager" if eager else None
 
 
 def has_config_file(where: str) -> bool:
@@ -324,38 +310,6 @@ def make_source_from_place(model_place: Place, quantize: Quantize | None = None)
     return replace(made, parts=parts, metrics=(lambda: read_json_file(metrics)) if metrics.is_file() else None)
 
 
-def load(
-    where: str,
-    revision: str | None,
-    eager: bool,
-    auto: str = "AutoModel",
-    how: Loading = WHOLE,
-    quantize: Quantize | None = None,
-) -> Any:
-    """The model of a transformers auto class. Raises BadInput where a weight of the backbone is missing.
-
-    A head or pooler that the checkpoint lacks is NaN, so that its outputs are refused instead of random.
-    """
-    model, lacking = _load(where, revision, eager, auto, how, quantize)
-    weights = model.state_dict()
-    for key in lacking:
-        weights[key].fill_(torch.nan)
-    return model
-
-
-def load_with_head(
-    where: str, revision: str | None, auto: str, how: Loading = WHOLE, quantize: Quantize | None = None
-) -> Any:
-    """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head.
-
-    Some text backbones have no class with a head; then it is the model with all its parts, which reads text alone too.
-    """
-    model, lacking = _load(where, revision, False, auto, how, quantize)
-    if lacking:
-        raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
-    return disable_cache(model)
-
-
 def list_types_with_head(auto: str) -> set[str]:
     """The types of model that an auto class has a head for. AutoModelForCausalLM: without masked language models, which
     predict the token itself."""
@@ -375,85 +329,3 @@ def predicts_next(source: Source) -> bool:
         and not two
         and source.model_type in list_types_with_head("AutoModelForCausalLM")
     )
-
-
-CAUSAL = "AutoModelForCausalLM"
-# names of the text backbone's weights within a larger model -> its own
-TEXT_KEYS = {
-    r"^(model\.)?(language_model|text_model)\.lm_head": "lm_head",
-    r"^(model\.)?(language_model|text_model)\.(model\.)?": "model.",
-}
-HEADLESS = "use a model that was trained with that head"
-
-
-def _load(
-    where: str, revision: str | None, eager: bool, auto: str, how: Loading, quantize: Quantize | None = None
-) -> tuple[Any, list[str]]:
-    """The model, and the names of weights outside the backbone that the checkpoint lacks.
-
-    Of a model that also reads images or sound, the text backbone is loaded. transformers maps safetensors into memory:
-    weights of the file's type are its pages, others are converted one at a time.
-    """
-    settings: dict[str, Any]
-    on_devices: dict[str, Any] = {}
-    scratch = None
-    if is_gguf(where):
-        how = keep_in_one_place(how)
-        settings = {
-            "config": read_config(where),
-            "quantization_config": import_transformers().GgufConfig(dequantize=True),
-        }
-    else:
-        config = read_config(where, revision)
-        text = take_text_config(config)
-        settings = {"config": text}
-        if text is not config:
-            log.info("%s: the text backbone of a %s is read", where, config.model_type)
-            if auto == CAUSAL and type(text) not in import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING:
-                settings, auto = {"config": config}, "AutoModelForMultimodalLM"
-            else:
-                settings["key_mapping"] = TEXT_KEYS
-        if quantize is not None:
-            settings["quantization_config"] = make_quantization_config(quantize, how.dtype)
-        if how.spread is not None:
-            scratch = tempfile.mkdtemp(prefix="repsim-")  # of weights that are not read as they are saved
-            on_devices = {"device_map": "auto", "max_memory": dict(how.spread), "offload_folder": scratch}
-        elif quantize is not None or getattr(text, "quantization_config", None) is not None:
-            on_devices = {"device_map": {"": how.device}}  # such weights may not be moved
-            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
-    kind = getattr(import_transformers(), auto)
-    if how.kept is not None:
-        kind = make_partial_class(_find_model_class(kind, settings["config"]), how.kept)
-    try:
-        with hold_loading_lock():
-            model, info = load_pretrained(
-                kind,
-                where,
-                revision,
-                dtype=how.dtype,
-                attn_implementation=_choose_attention(eager),
-                use_safetensors=True,
-                **settings,
-                **on_devices,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported below, with the names
-            )
-    except Exception as error:
-        if is_local(where):
-            raise BadInput(
-                f"path: the weights cannot be loaded, got '{where}' ({describe_error(error)}); save them again"
-            ) from error
-        raise make_unreachable_error(where, revision, error) from error
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
-    lacking = info["missing_keys"]
-    check_complete(model, info, where)
-    if scratch is not None:
-        weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
-    return (model if on_devices else model.to(how.device)), sorted(lacking)
-
-
-def _find_model_class(auto: Any, config: Any) -> Any:
-    """The class that an auto class has for a config."""
-    loaded = auto._model_mapping[type(config)]
-    return loaded[0] if isinstance(loaded, tuple | list) else loaded

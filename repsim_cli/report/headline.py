@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from repsim_cli.base.remedies import say_treatment
 from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
 from repsim_cli.report.studies import QUESTIONS
@@ -79,8 +80,6 @@ def write_methods(manifest: Mapping[str, Any], whole: Results) -> str:
     empty for a run without measures."""
     if not whole.measures:
         return ""
-    from repsim_cli.base.settings import say_treatment  # slow to import
-
     estimate, data = whole.measures[0].estimate, manifest.get("data") or {}
     treated = say_treatment(manifest.get("remedies", {}))
     rows = f"{estimate['rows']:,} {estimate.get('unit', 'rows')}"

@@ -10,10 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from repsim_cli.base.documents import Unreadable, show
 from repsim_cli.base.plain import say_count
 
-SCHEMA = 2
 Numbers = list[float | int | None]  # None: a gap
 # how a model of modular sums was trained; Models 0, E and L of Gao et al. 2024
 ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
@@ -372,30 +370,3 @@ class Results:
     def leave_out_claims(self, names: Collection[str]) -> "Results":
         """The same without the verdicts on these claims."""
         return dataclasses.replace(self, claims=[claim for claim in self.claims if claim.name not in names])
-
-
-def to_json(results: Results) -> dict[str, Any]:
-    return {"schema": SCHEMA, **dataclasses.asdict(results)}
-
-
-@functools.cache
-def _make_results_adapter() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Results)
-
-
-def from_json(document: Mapping[str, Any]) -> Results:
-    """Raises Unreadable where a key is missing, or a value has another type than its field."""
-    from pydantic import ValidationError
-
-    for key in (part.name for part in dataclasses.fields(Results)):
-        if key not in document:
-            raise Unreadable(f"no {key}, got {show(list(document))}")
-    try:
-        return _make_results_adapter().validate_python(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, first["loc"]))
-        what = first["msg"].removeprefix("Input should be ")
-        raise Unreadable(f"{path}: {what}, got {show(first['input'])}") from None

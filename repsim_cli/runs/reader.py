@@ -16,18 +16,8 @@ import numpy as np
 from repsim_cli.base.documents import Unreadable, find_misfit, read_json, read_yaml
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import find_inside
-from repsim_cli.runs.content import (
-    BEHIND,
-    SCHEMA,
-    TEXTS,
-    WITHOUT_VALUE,
-    Matrix,
-    Measured,
-    Results,
-    Verdict,
-    from_json,
-    to_json,
-)
+from repsim_cli.runs.content import BEHIND, TEXTS, WITHOUT_VALUE, Matrix, Measured, Results, Verdict
+from repsim_cli.runs.schema import SCHEMA, from_json, to_json
 
 LOCK, STATE = ".lock", "state.safetensors"
 BLOCK = re.compile(r"(.+\.npy)\[(\d{1,9}):(\d{1,9}),(\d{1,9}):(\d{1,9})\]")  # of an array, after its path

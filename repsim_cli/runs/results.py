@@ -35,15 +35,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import check_utf8, explain, find_inside
 from repsim_cli.base.plain import make_unique_filename
 from repsim_cli.base.plain import slug as slug  # for analyses of others
-from repsim_cli.runs.content import (
-    SCHEMA,
-    WITHOUT_VALUE,
-    WITHOUT_VALUE_COLUMNS,
-    Results,
-    Table,
-    to_json,
-)
+from repsim_cli.runs.content import WITHOUT_VALUE, WITHOUT_VALUE_COLUMNS, Results, Table
 from repsim_cli.runs.reader import LOCK, STATE, has_results, hash_file, read_manifest
+from repsim_cli.runs.schema import SCHEMA, to_json
 
 SAVE_EVERY = 5.0  # seconds between two saved states
 # what a short manifest has of the whole one, and what it leaves empty

@@ -19,8 +19,8 @@ from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import find_weight_files, hash_files
 from repsim_cli.models.configs import build_source_from_config, hash_config, inline_config
 from repsim_cli.models.loading import WHOLE, disable_cache
+from repsim_cli.models.pretrained import load, load_with_head
 from repsim_cli.models.source import Source, TrainingWork
-from repsim_cli.models.transformers import load, load_with_head
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe

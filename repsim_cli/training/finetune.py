@@ -21,7 +21,7 @@ from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
 from repsim_cli.models.library import import_transformers
-from repsim_cli.models.transformers import load
+from repsim_cli.models.pretrained import load
 from repsim_cli.training.blocks import Freeze
 from repsim_cli.training.loop import Along, Pace, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity

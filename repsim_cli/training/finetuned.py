@@ -24,10 +24,11 @@ from repsim_cli.models.checkpoints import find_weight_files, hash_files
 from repsim_cli.models.configs import build_source_from_config, find_config, hash_config, inline_config
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.loading import WHOLE, disable_cache
+from repsim_cli.models.pretrained import load, load_with_head
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, TrainingWork
 from repsim_cli.models.tokenizers import load_tokenizer
-from repsim_cli.models.transformers import Place, check_place, load, load_with_head, place
+from repsim_cli.models.transformers import Place, check_place, place
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, write
 from repsim_cli.training.blocks import freeze_blocks, is_frozen, keep_first_blocks

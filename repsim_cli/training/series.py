@@ -12,9 +12,9 @@ from repsim_cli.data.text import embedded_text
 from repsim_cli.models.checkpoints import find_weight_files, hash_files
 from repsim_cli.models.configs import build_source_from_config
 from repsim_cli.models.loading import WHOLE
+from repsim_cli.models.pretrained import load, load_with_head
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
-from repsim_cli.models.transformers import load, load_with_head
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress
 from repsim_cli.training.pretrain import PretrainRecipe, make_corpus, pretrain, train_byte_pair_tokenizer

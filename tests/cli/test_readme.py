@@ -15,7 +15,7 @@ from helpers.nights import nightly
 from safetensors.torch import load_file, save_file
 
 import repsim_cli
-from repsim_cli.cli import build_parser
+from repsim_cli.cli.commands import build_parser
 from repsim_cli.config.run import RunKeys
 from repsim_cli.studies.vectors.stored import VectorMap
 

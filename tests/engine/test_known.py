@@ -25,7 +25,7 @@ from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report.record import record
 from repsim_cli.runs import cache, results, so_far
-from repsim_cli.runs.content import to_json
+from repsim_cli.runs.schema import to_json
 
 
 @pytest.fixture(autouse=True)

@@ -36,16 +36,14 @@ from repsim_cli.findings.distances import (
 )
 from repsim_cli.findings.groups import (
     Depths,
-    compute_labelling_separations,
-    compute_separation,
     curves,
-    find_smallest_p,
     group_layers_by_point,
     groups_alike_early,
     groups_differ_late,
     list_group_arrangements,
     pair_models_by_group,
 )
+from repsim_cli.findings.permuted_groups import compute_labelling_separations, compute_separation, find_smallest_p
 from repsim_cli.models.source import describe_model
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Facts, Matrix, Measured, Results, Side

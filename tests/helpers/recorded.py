@@ -3,7 +3,7 @@
 from typing import Any
 
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import to_json
+from repsim_cli.runs.schema import to_json
 
 
 def recorded(folder) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import import_transformers
-from repsim_cli.models.transformers import load_with_head
+from repsim_cli.models.pretrained import load_with_head
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"

@@ -37,7 +37,8 @@ from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report import export
 from repsim_cli.report.record import average_blocks, record
 from repsim_cli.runs import reader, results
-from repsim_cli.runs.content import WITHOUT_VALUE, to_json
+from repsim_cli.runs.content import WITHOUT_VALUE
+from repsim_cli.runs.schema import to_json
 from repsim_cli.studies.training_run.study_training_view import _average_to_others
 from repsim_cli.studies.universality.study import compare_by_closest_layers
 

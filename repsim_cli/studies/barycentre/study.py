@@ -11,7 +11,7 @@ from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.base.settings import ALL_REMEDIES
+from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_products

@@ -17,7 +17,8 @@ from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.groups import group_layers_by_point, number_groups
+from repsim_cli.findings.groups import group_layers_by_point
+from repsim_cli.findings.permuted_groups import number_groups
 from repsim_cli.runs.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
 from repsim_cli.studies.grounding import scores
 from repsim_cli.studies.grounding.grading import (

@@ -11,7 +11,7 @@ import torch
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.groups import number_groups
+from repsim_cli.findings.permuted_groups import number_groups
 from repsim_cli.measures import Card, Measure, Pairwise
 from repsim_cli.runs import folders, reader
 from repsim_cli.studies.grounding import grading

@@ -14,7 +14,8 @@ from repsim_cli.activations.places import have_same_rows
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES, Extract, Significance
+from repsim_cli.base.remedies import ALL_REMEDIES
+from repsim_cli.base.settings import Extract, Significance
 from repsim_cli.data.alignment import SAME, Aligned
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.parallel import Parallel
@@ -23,7 +24,8 @@ from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
 from repsim_cli.engine.extraction import note_sequences
-from repsim_cli.engine.matrices import compute_matrices, make_measure_records
+from repsim_cli.engine.matrices import compute_matrices
+from repsim_cli.engine.record import make_measure_records
 from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.models.source import Source, describe_model

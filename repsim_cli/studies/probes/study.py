@@ -11,7 +11,8 @@ from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Small
+from repsim_cli.base.remedies import ALL_REMEDIES
+from repsim_cli.base.settings import Fraction, Small
 from repsim_cli.base.timer import Timer
 from repsim_cli.base.workers import follow_joblib
 from repsim_cli.engine import footprint

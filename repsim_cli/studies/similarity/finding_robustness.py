@@ -9,7 +9,8 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import REMEDIES, From0, Positive, say_treatment
+from repsim_cli.base.remedies import REMEDIES, say_treatment
+from repsim_cli.base.settings import From0, Positive
 from repsim_cli.figures.colours import choose_card_colours, choose_colour_range
 from repsim_cli.figures.heatmap import TICK, hatch, name_by_block
 from repsim_cli.figures.panels import add_colour_bar, find_outer_panels, make_panels, name_panels, set_headline

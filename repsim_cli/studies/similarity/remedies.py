@@ -7,7 +7,8 @@ from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.activations.rows import count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key
-from repsim_cli.base.settings import REMEDIES, Extract, Significance
+from repsim_cli.base.remedies import REMEDIES
+from repsim_cli.base.settings import Extract, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import check_measure, check_rows, count_rows_at_once
 from repsim_cli.engine.comparison import Comparison

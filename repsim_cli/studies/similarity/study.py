@@ -5,16 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES, REMEDIES, Group, Significance
+from repsim_cli.base.remedies import ALL_REMEDIES, REMEDIES
+from repsim_cli.base.settings import Group, Significance
 from repsim_cli.engine import budget, footprint
 from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
 from repsim_cli.engine.grouped import choose_models, list_models, select_group_models
-from repsim_cli.engine.matrices import compute_matrices, make_measure_records
+from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pair_units import PairWorker, list_pair_units, list_permutation_units
 from repsim_cli.engine.permutations import split_permutations
+from repsim_cli.engine.record import make_measure_records
 from repsim_cli.engine.recording import plan_recordings
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.solved import record_solved

@@ -10,17 +10,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import weigh_by_jackknife
-from repsim_cli.findings.groups import (
-    EARLY,
-    LATE,
-    Depths,
-    curves,
-    leave_out_each,
-    list_group_figures,
-    measure_late_gap,
-    number_groups,
-)
+from repsim_cli.findings.groups import EARLY, LATE, Depths, curves, list_group_figures, measure_late_gap
 from repsim_cli.findings.layers import read_block_number
+from repsim_cli.findings.permuted_groups import leave_out_each, number_groups
 from repsim_cli.runs.content import Curve, Table
 
 LITTLE = 0.02  # a penalty in accuracy that is almost none

@@ -8,7 +8,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES
+from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import select_suitable
 from repsim_cli.engine.cost import Cost

@@ -7,7 +7,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES
+from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.curves import make_curve, name_curves, omit_nan
 from repsim_cli.engine.estimates import estimate_all_pairs

@@ -15,7 +15,8 @@ from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.base.settings import ALL_REMEDIES, Significance
+from repsim_cli.base.remedies import ALL_REMEDIES
+from repsim_cli.base.settings import Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import count_activation_bytes, describe_models, find_usual_length

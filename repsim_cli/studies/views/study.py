@@ -19,7 +19,8 @@ from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
+from repsim_cli.base.remedies import ALL_REMEDIES
+from repsim_cli.base.settings import Above0, Medium, NotNegative, Positive, Tries
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
 from repsim_cli.engine.behind import list_row_texts
