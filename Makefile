@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # tests in which CI checks shapes and types of every call; `make nightly` does so in the others
-TYPED := $(addprefix tests/,activations measures $(addprefix studies/,barycentre layers likelihoods parallel stitching vectors))
+TYPED := $(addprefix tests/,activations measures $(addprefix studies/,architecture barycentre layers likelihoods parallel stitching tuned vectors))
 # the tiny studies that train for minutes, and those of the same models; the others are run by CI
 LONG := cifar10_resnet9 modsum_gw finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality sst2_gw yelp_%

@@ -1,4 +1,4 @@
-"""What results.json says of a measure and its tests: a file per pair of models, or a block of one where they are many."""
+"""What results.json says of a measure and its tests: a file per pair of models, or one where they are many."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

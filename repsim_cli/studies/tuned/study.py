@@ -16,7 +16,6 @@ from repsim_cli.activations.row_batches import stream_row_batches
 from repsim_cli.activations.rows import RowBlock, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Medium, Medium0
 from repsim_cli.data.base import Sequences
@@ -32,18 +31,14 @@ from repsim_cli.engine.cached import Content, Tensors, open_units
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_pairs_cost
 from repsim_cli.engine.counterparts import estimate_counterparts
-from repsim_cli.engine.curves import omit_nan
 from repsim_cli.engine.rows import hash_models, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
-from repsim_cli.engine.without_value import Lacking, select_measures_with_values
-from repsim_cli.measures import Measure
 from repsim_cli.models.sizes import are_resident_together, count_resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run, quiet
 from repsim_cli.studies.tuned.blocks import (
-    END,
     BlockStack,
     compute_block_changes,
     estimate_batch_bytes,
@@ -51,18 +46,9 @@ from repsim_cli.studies.tuned.blocks import (
     make_block_stacks,
     make_unpadded_batches,
 )
-from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, decode, encode, find_lacking
+from repsim_cli.studies.tuned.changes import CELLS, Change, encode
 from repsim_cli.studies.tuned.models import open_models, use_base_tokenizer
-from repsim_cli.studies.tuned.tables import make_block_tables
-
-UNITS = {
-    RELATIVE: "norm of the difference / norm in the base",
-    COSINE: "cosine",
-    KL: "nats",
-    NEXT: "id of the most likely next token",
-    OWN: "norm of the block's own change / norm in the base",
-    CARRIED: "norm of the carried change / norm in the base",
-}
+from repsim_cli.studies.tuned.results import make_results
 
 
 @studies.register("tuned")
@@ -216,7 +202,7 @@ class Tuned(Study):
             comparison = self.comparison.count_rows(run, sequences)
         changes = self._changes(run, comparison, sequences)
         with run.stage("results"):
-            return self._results(run, comparison, changes, sequences[self.base])
+            return make_results(run, comparison, self.reference, changes, sequences[self.base], self.examples)
 
     def _changes(self, run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Tensors]:
         """Measures what changed in each model, or reads it from the cache: only the others run, with the base."""
@@ -346,76 +332,3 @@ class Tuned(Study):
                 changes[reading.label].add(count, of_base, of_other)
                 rows += of_other[:count]
             yield RowBlock(first, rows)
-
-    def _list_undefined(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
-        """Keeps the measures with a value at all; what has none is listed."""
-        layers, found = [layer.name for layer in self.reference.layers], {}
-        for name in comparison.measures:
-            missing = [(label, *each) for label, x in changes.items() for each in decode(x[f"why of {name}"])]
-            cells = len(layers) * len(changes)
-            found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
-            for label, r, why in missing:
-                run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
-        self._tokens_listed(run, changes)
-        return {name: comparison.measures[name] for name in select_measures_with_values(run, found)}
-
-    def _tokens_listed(self, run: Run, changes: Mapping[str, Tensors]) -> None:
-        """Lists the layers of which tokens have no value, with one warning for each kind."""
-        missing = dict.fromkeys(WITHOUT, 0)
-        for label, change in changes.items():
-            for kind, r, count, why in find_lacking(change):
-                layer, tokens = self.reference.layers[r].name, change[kind].shape[1]
-                run.without_value.append(
-                    [kind, str(self.base), label, layer, layer, f"{count:,} of {tokens:,} tokens: {why}"]
-                )
-                missing[kind] += count
-        for kind, count in missing.items():
-            if count:
-                cells = sum(change[kind].numel() for change in changes.values())
-                run.warn(f"{kind}: {count:,} of {cells:,} cells without a value: {WITHOUT[kind]}")
-
-    def _results(
-        self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors], sequences: Sequences
-    ) -> Results:
-        matrices, curves = {}, {}
-        layers = [layer.name for layer in self.reference.layers]
-        measures = self._list_undefined(run, comparison, changes)
-        rows = {KL: ["logits"], NEXT: ["base", "model"]}
-        depth = max((len(change[OWN]) for change in changes.values() if OWN in change), default=0)
-        rows[OWN] = rows[CARRIED] = [f"{END}@{block}" for block in range(depth)]
-        for number, (label, change) in enumerate(changes.items()):
-            for kind in (kind for kind in UNITS if kind in change):
-                values = change[kind].double().numpy()
-                matrices[f"{kind}, {label}"] = Matrix(
-                    rows=Side(model=label, layers=rows.get(kind, layers)),
-                    columns=Side(model="tokens", layers=[]),
-                    values=run.write_array(slug(kind, f"{number:02d}", label), values),
-                    n=values.shape[1],
-                    label=UNITS[kind],
-                    about={"kind": kind},
-                )
-            for name, measure in measures.items():
-                quantity, se = f"{name} with {self.base}", change.get(f"se of {name}")
-                curves[f"{quantity}, {label}"] = Curve(
-                    x=Axis(name="layer"),
-                    y=Axis(name=f"{measure.card.label} with {self.base}"),
-                    at=layers,
-                    lines={"same layer": [*map(omit_nan, change[f"of {name}"].tolist())]},
-                    errors={} if se is None else {"same layer": [*map(omit_nan, se.tolist())]},
-                    bounds=list(measure.card.bounds),
-                    about={
-                        "quantity": quantity,
-                        "model": label,
-                        "levels": {},
-                        "estimate": comparison.extract.estimate,
-                        "rows": int(change["counted"][0]),
-                        "batches": int(change["counted"][1]),
-                    },
-                )
-        texts = Texts(comparison.tokenizers[self.base], sequences, comparison.extract)
-        tables = {
-            "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
-            "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
-        }
-        tables |= make_block_tables(changes, texts.show)
-        return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.tiny_configs import tiny_config
 
+from repsim_cli.activations.batching import TokenTally
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
@@ -29,9 +30,9 @@ EXTRACT = Extract(hook_points=["resid_post"], length=16)
 HARDWARE = Hardware(batch_size=4)
 
 
-class Uncounted:
-    def __call__(self, label, mask):
-        pass
+def make_tally(*models):
+    """A tally that is not read."""
+    return TokenTally({}, [model.label for model in models])
 
 
 def source_of(kind, layers=6):
@@ -61,7 +62,9 @@ def sequences(seed, count=6, length=16, vocabulary=96):
 
 def found(base, *tuned, seed=0, patching=False):
     given = make_unpadded_batches(sequences(seed), 6, EXTRACT, HARDWARE)
-    return compute_block_changes(base, tuned, given, EXTRACT, patching=patching, progress=iter, tally=Uncounted())
+    return compute_block_changes(
+        base, tuned, given, EXTRACT, patching=patching, progress=iter, tally=make_tally(base, *tuned)
+    )
 
 
 def plant(model, blocks, seed, size, rank=None):
@@ -131,7 +134,7 @@ def test_own_and_carried_change_by_hand():
     plant(model, [2], 0, 0.1)
     given = sequences(0, count=1)
     change = compute_block_changes(
-        base, [model], [given.take(slice(1), 8)], EXTRACT, patching=False, progress=iter, tally=Uncounted()
+        base, [model], [given.take(slice(1), 8)], EXTRACT, patching=False, progress=iter, tally=make_tally(base, model)
     )
     ids = torch.from_numpy(given.inputs[:1, :8])
     streams = {}
@@ -209,7 +212,10 @@ def test_the_sentence():
     """Ranges with a change of their own, weights that change nothing above rounding, and what was rounded."""
     more = {"carried": [], "rounding": [], "restored": [None] * 5}
     said = say_changed_blocks(
-        ChangedBlocks(own=[0.2, 1e-9, 0, 1e-3, 0], weights=[1, 1e-8, 0, 1e-3, None], above=[0], rounded=[3], **more), []
+        ChangedBlocks(
+            own=[0.2, 1e-9, 0.0, 1e-3, 0.0], weights=[1.0, 1e-8, 0.0, 1e-3, None], above=[0], rounded=[3], **more
+        ),
+        [],
     )
     assert said == (
         "block 0: own change 0.2; block 3: the base's weights, rounded to 16 bits; "
