@@ -8,12 +8,7 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.runs.content import Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.stitching.evaluate import (
-    Estimate,
-    Head,
-    Stitch,
-    StitchScores,
-)
+from repsim_cli.studies.stitching.evaluate import Estimate, Head, Stitch, StitchScores
 from repsim_cli.studies.stitching.models import Layer, name_layer
 from repsim_cli.studies.stitching.train import StitchFit
 
@@ -105,6 +100,18 @@ def tabulate_stitches(
             columns=["model", *ALONE], rows=[[tail, *_list_alone_scores(scores, tail)] for tail in scores.alone]
         ),
     }
+
+
+def make_pair_results(
+    stitches: Sequence[Stitch], scores: StitchScores, fits: Mapping[Stitch, StitchFit], about: dict[str, Any]
+) -> Results:
+    """A table with a row per stitch, and a learning curve of each that was trained. about: what figures need."""
+    return Results(
+        study="stitching",
+        tables=tabulate_stitches(stitches, scores, fits),
+        curves={str(s): make_loss_curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
+        about=about,
+    )
 
 
 def make_group_results(

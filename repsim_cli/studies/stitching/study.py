@@ -1,10 +1,10 @@
 """Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,8 +17,8 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
-from repsim_cli.engine.bounds import check_memory, describe_models, find_usual_length, suggest_memory_limit
-from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_products
+from repsim_cli.engine.bounds import check_memory, describe_models, suggest_memory_limit
+from repsim_cli.engine.cost import Cost, describe_needs
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, select_group_models
 from repsim_cli.engine.rows import prepare
@@ -27,22 +27,14 @@ from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Progress, Run, quiet, scratch
-from repsim_cli.studies.stitching.checks import (
-    check_all_stitchable,
-    check_groups,
-    check_recipe,
-    list_cut_layers,
-    list_different_pairs,
-    list_stitched_pairs,
-)
+from repsim_cli.studies.stitching.checks import check_all_stitchable, check_groups, check_recipe
+from repsim_cli.studies.stitching.cost import Amounts, estimate_costs, estimate_memory
 from repsim_cli.studies.stitching.evaluate import (
     Head,
-    HeadKind,
     Held,
     PassSettings,
     PredictionTask,
     Stitch,
-    StitchScores,
     count_held_out,
     evaluate_stitches,
     identify_sequences,
@@ -52,18 +44,18 @@ from repsim_cli.studies.stitching.evaluate import (
 )
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scramble
-from repsim_cli.studies.stitching.results import (
-    make_group_results,
-    make_loss_curve,
-    tabulate_stitches,
-    warn_of_misled,
+from repsim_cli.studies.stitching.results import make_group_results, make_pair_results, warn_of_misled
+from repsim_cli.studies.stitching.shared import measure_shared
+from repsim_cli.studies.stitching.stitches import (
+    Baseline,
+    list_cut_layers,
+    list_different_pairs,
+    list_heads,
+    list_stitched_pairs,
+    list_stitches,
 )
-from repsim_cli.studies.stitching.shared import ROWS, measure_shared
 from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe, fit_key, fit_stitches
 
-Baseline = Literal["self", "random", "shuffled", "noise"]
-AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled", "noise": "noise"}
-SOLVING = 25.0  # operations of a symmetric decomposition, of the cube of its width
 HELD = 2  # whole models that a worker keeps
 
 
@@ -141,43 +133,31 @@ class Stitching(Study):
 
     def _stitch(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Sets the heads by their tails, and all stitches."""
-        self.heads: dict[str, list[Head]] = {}
-        for tail in dict.fromkeys(tail for _, tail in pairs):
-            others = [Head(head) for head, other in pairs if other == tail]
-            # a model may be named both as an other model and as a baseline
-            baselines = [Head(tail, AS_HEAD[word]) for word in self.baselines]
-            self.heads[tail] = list(dict.fromkeys([*others, *baselines]))
         self.pairs = list(pairs)
-        self.stitches = [
-            s for tail, heads in self.heads.items() for head in heads for s in self._make_stitches(head, tail)
-        ]
-
-    def _make_stitches(self, head: Head, tail: str) -> Iterator[Stitch]:
-        for at in self.layers[head.model]:
-            for into in self.layers[tail]:
-                if self.grid or at == into:
-                    yield Stitch(head, tail, at, into)
+        self.heads = list_heads(pairs, self.baselines)
+        self.stitches = list_stitches(self.heads, self.layers, grid=self.grid)
 
     def _check_widths(self, stitch: Stitch) -> None:
         head, tail = ((label, self.models[label].width) for label in (stitch.head.model, stitch.tail))
         check_layer(self.recipe.layer, self.recipe.init, head, tail)
 
+    @property
+    def amounts(self) -> Amounts:
+        heads = [head for each in self.heads.values() for head in each]
+        return Amounts(
+            stitches=self._count_planned()[1],
+            every=len(self.stitches),
+            heads=len(heads),
+            random=sum(head.kind == "random" for head in heads),
+            evaluated=self._count_evaluated(),
+            vocabularies=self.auto.endswith("LM"),
+        )
+
     def memory(self) -> dict[str, float]:
-        """Bytes, estimated: weights, streams, outputs and gradients of a batch, stitch layers."""
-        places = min(self.hardware.batch_size, self.extract.sequences) * self.extract.length
-        widest = max(source.width for source in self.models.values())
-        most = max(source.vocabulary for source in self.models.values()) if self.auto.endswith("LM") else 8
-        random = sum(head.kind == "random" for heads in self.heads.values() for head in heads)
-        blocks = max(source.layers for source in self.models.values())
-        return {
-            "Python and its libraries": 0.5e9,
-            "weights": sum(4.0 * s.parameters for s in self.models.values()) * (1 + random / len(self.models)),
-            "streams": 4.0 * places * sum(s.width * (s.layers + 1) for s in self.models.values()),
-            "outputs": 4.0 * 4 * places * most,
-            "gradients": 4.0 * places * widest * 24 * blocks * self.recipe.trained,
-            "rows that are compared": 8.0 * 4 * ROWS * widest * (blocks + 1) * self.recipe.fitted,
-            "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2 * self.recipe.fitted,
-        }
+        return estimate_memory(self.models, self.amounts, self.extract, self.hardware, self.recipe)
+
+    def costs(self) -> dict[str, Cost]:
+        return estimate_costs(self.models, self.amounts, self.data, self.extract, self.hardware, self.recipe)
 
     def plan(self) -> dict[str, Any]:
         recipe, length = self.recipe, self.extract.length
@@ -193,7 +173,7 @@ class Stitching(Study):
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
             "evaluation tokens, at most": self._count_evaluated() * length,
-            **describe_needs(self.costs(steps), self.hardware, memory=self.memory()),
+            **describe_needs(self.costs(), self.hardware, memory=self.memory()),
         }
 
     def _count_planned(self) -> tuple[int, int]:
@@ -205,36 +185,6 @@ class Stitching(Study):
 
     def _count_evaluated(self) -> int:
         return min(count_held_out(self.evaluation, self.extract.sequences, self.recipe.fitted), self.extract.sequences)
-
-    def costs(self, steps: int) -> dict[str, Cost]:
-        """Estimates the work. A step of training is a forward pass of head and tail and a backward pass of the tail. In
-        the evaluation every model runs once, and a tail (on average half a model) for every stitch."""
-        length, count = find_usual_length(self.models, self.data, self.extract), len(self.models)
-        vocabularies = self.auto.endswith("LM")
-        stitches = self._count_planned()[1]
-
-        def estimate_pass(sequences: int) -> Cost:
-            models = self.models.values()
-            return (
-                1 / count * estimate_forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
-            )
-
-        return {
-            "training of stitches": 2.5 * stitches * estimate_pass(steps * self.recipe.batch),
-            "evaluation": (count + stitches / 2) * estimate_pass(self._count_evaluated()),
-            **(
-                {"rows that are compared": self._estimate_comparison(estimate_pass, length)}
-                if self.recipe.fitted
-                else {}
-            ),
-        }
-
-    def _estimate_comparison(self, each: Callable[[int], Cost], length: int) -> Cost:
-        """Estimates the comparison of rows: both models of every pair run on both parts, and each stitch takes four
-        decompositions. each: the cost of a pass over so many sequences."""
-        passes = sum(map(len, self.heads.values())) * 4 * each(min(-(-ROWS // length), self.extract.sequences))
-        widest = max(source.width for source in self.models.values())
-        return passes + estimate_products(SOLVING * len(self.stitches) * 4 * widest**3, self.hardware)
 
     def run(self, run: Run) -> Results:
         hardware = self.hardware
@@ -291,7 +241,8 @@ class Stitching(Study):
             classifiers = task.outputs != ()
             if members:
                 return make_group_results(run, members, self.layers, self.pairs, scores)
-            return self._make_pair_results(scores, fits, classifiers, len(train.ids))
+            about = self._describe(classifiers, len(train.ids), len(scores.weights))
+            return make_pair_results(self.stitches, scores, fits, about)
 
     def choose(self, run: Run) -> dict[str, list[str]]:
         """Keeps only the models of the groups, some chosen by the metrics that they were saved with.
@@ -389,27 +340,20 @@ class Stitching(Study):
             yield entries
         trim()
 
-    def _make_pair_results(
-        self, scores: StitchScores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int
-    ) -> Results:
-        """A table with a row per stitch."""
+    def _describe(self, classifiers: bool, training: int, evaluated: int) -> dict[str, Any]:
+        """Says what figures need to know of the stitches, of which so many sequences are used."""
         trained = self.recipe.trained
-        return Results(
-            study="stitching",
-            tables=tabulate_stitches(self.stitches, scores, fits),
-            curves={str(s): make_loss_curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
-            about={
-                "layer": self.recipe.layer,
-                "init": self.recipe.init,
-                "grid": self.grid,
-                "predicts": "label" if classifiers else "next token",
-                "steps": self.recipe.steps if trained else 0,
-                "tokens_per_step": self.recipe.batch * self.extract.length,
-                "training_sequences": sequences if trained else min(sequences, self.recipe.init_sequences),
-                "evaluation_sequences": len(scores.weights),
-                "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
-            },
-        )
+        return {
+            "layer": self.recipe.layer,
+            "init": self.recipe.init,
+            "grid": self.grid,
+            "predicts": "label" if classifiers else "next token",
+            "steps": self.recipe.steps if trained else 0,
+            "tokens_per_step": self.recipe.batch * self.extract.length,
+            "training_sequences": training if trained else min(training, self.recipe.init_sequences),
+            "evaluation_sequences": evaluated,
+            "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
+        }
 
 
 class StitchWorker:
