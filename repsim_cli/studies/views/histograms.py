@@ -2,20 +2,39 @@
 of all rows and without a part of them (Gao et al. 2024, figures 2 and 11)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Num
+from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.plain import slug
 from repsim_cli.measures.centring import FLAT, centre
 from repsim_cli.measures.rdm import compute_distance_blocks
+from repsim_cli.runs.content import Matrix, Side
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.views.rows import LayerRows
 
 DistanceScale = Literal["none", "mean"]
 Subsets = Bool[np.ndarray, "subsets n"]  # which rows are in each
 
 LEFT_OUT = 10  # groups of neighbouring rows that are left out in turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histograms:
+    """Histograms of the distances of all rows within each layer, in bins that the layers of a model share.
+
+    bins: how many equal bins, from 0 to the largest distance in any layer of the model.
+    scale: distances as they are (`none`), or divided by the mean of their layer (`mean`).
+    """
+
+    bins: Annotated[int, Field(ge=2, le=10_000)] = 50
+    scale: DistanceScale = "none"
 
 
 class DistanceSpread(NamedTuple):
@@ -99,3 +118,29 @@ def make_distance_histograms(
             scaled = (cells / units[layer][subset]).clip(max=tops[subset])
             counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]
     return LayerHistograms(np.linspace(0, tops[0], bins + 1), counts)
+
+
+def make_histogram_matrices(run: Run, viewed: LayerRows, settings: Histograms) -> dict[str, Matrix]:
+    rows = viewed.rows
+    count = len(next(iter(rows.values()))[0])
+    of, bins = make_jackknife_subsets(count), settings.bins
+    spread = viewed.apply(run, partial(measure_distance_spreads, of=of), "histograms", "distances")
+    matrices = {}
+    for number, label in enumerate(spread):
+        edges, counts = make_distance_histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
+        none = [[np.nan] * len(DistanceSpread._fields)]  # of a layer without a value
+        stem = slug("histograms", f"{number:02d}", label)
+        matrices[f"histograms of {label}"] = Matrix(
+            rows=Side(model=label, layers=viewed.names(label)),
+            columns=Side(model="bins", layers=[str(place) for place in range(bins)]),
+            values=run.write_array(stem, counts[0]),
+            n=count,
+            label="pairs of rows",
+            details={
+                "edges": run.write_array(slug(stem, "edges"), edges),
+                "spread": run.write_array(slug(stem, "spread"), np.array([(x or none)[0] for x in spread[label]])),
+                "left out": run.write_array(slug(stem, "left_out"), counts[1:]),
+            },
+            about={"kind": "histograms", "scale": settings.scale},
+        )
+    return matrices

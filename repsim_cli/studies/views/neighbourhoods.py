@@ -1,5 +1,7 @@
 """Which rows lie near a row: in the plane of a t-SNE, and in the full space of a layer (Gao et al. 2024, figure 9)."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,12 +9,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.base.plain import slug
+from repsim_cli.base.settings import Above0, NotNegative, Positive
+from repsim_cli.data.base import draw
 from repsim_cli.measures.inner import unpack
 from repsim_cli.measures.rdm import pack_distances
+from repsim_cli.runs.content import Matrix, Side
+from repsim_cli.runs.results import Run
 from repsim_cli.studies.views.histograms import standardise_rows
+from repsim_cli.studies.views.rows import LayerRows, ViewBatch
 
 PLANE, FULL = "t-SNE plane", "full space"
 SLOW = 10.0  # with 50, 20 rows in two far groups (perplexity 10) end at a loss of 0.24, with 10 at 0.00
+SAMPLES = 3  # drawn where none are named, as published
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The nearest rows of each row of the batch, in the plane of a t-SNE and in the full space of each layer.
+
+    k: how many nearest rows.
+    perplexity: of the t-SNE; below the number of rows of the batch.
+    samples: rows whose neighbours are drawn and listed, as places in the batch from 0; null: three drawn at random.
+    """
+
+    k: Positive = 5
+    perplexity: Above0 = 5.0
+    samples: list[NotNegative] | None = None
 
 
 def project_to_plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -> Float[np.ndarray, "n 2"]:
@@ -33,3 +56,30 @@ def find_nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[np.ndarray, "n k"]
     distances = unpack(pack_distances(unit), len(x))
     distances.fill_diagonal_(torch.inf)
     return distances.cpu().numpy().argsort(1, kind="stable")[:, :k]
+
+
+def make_neighbour_matrices(
+    run: Run, viewed: LayerRows, batch: ViewBatch, settings: Neighbours, *, seed: int
+) -> dict[str, Matrix]:
+    drawn, k = viewed.take(batch), settings.k
+    made = drawn.apply(run, partial(project_to_plane, perplexity=settings.perplexity, seed=seed), "neighbours", "t-SNE")
+    samples = settings.samples or draw(len(batch), SAMPLES, seed).tolist()
+    matrices = {}
+    for number, label in enumerate(made):
+        there = [i for i, x in enumerate(made[label]) if x is not None]
+        planes = [made[label][i] for i in there]
+        around = {
+            PLANE: np.stack([find_nearest_rows(torch.from_numpy(x), k) for x in planes]),
+            FULL: np.stack([find_nearest_rows(drawn.rows[label][i], k) for i in there]),
+        }
+        stem = slug("neighbours", f"{number:02d}", label)
+        matrices[f"neighbours of {label}"] = Matrix(
+            rows=Side(model=label, layers=[viewed.names(label)[i] for i in there]),
+            columns=Side(model="rows", layers=batch.names),
+            values=run.write_array(slug(stem, "planes"), np.stack(planes)),
+            n=len(batch),
+            label="place in the plane of a t-SNE",
+            details={where: run.write_array(slug(stem, "nearest", where), places) for where, places in around.items()},
+            about={"kind": "neighbours", "k": k, "samples": samples},
+        )
+    return matrices

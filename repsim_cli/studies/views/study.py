@@ -1,27 +1,17 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import combinations
-from typing import Annotated, Any, ClassVar, Unpack
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-import torch
-from jaxtyping import Int
-from pydantic import Field
-from torch import Tensor
 
 from repsim_cli import measures
-from repsim_cli.activations.places import list_row_labels
-from repsim_cli.activations.readings import Layer
-from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.base.plain import find_free_key, slug
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.remedies import ALL_REMEDIES
-from repsim_cli.base.settings import Above0, Medium, NotNegative, Positive, Tries
-from repsim_cli.data.base import Sequences, draw
+from repsim_cli.base.settings import Medium
 from repsim_cli.engine import footprint
 from repsim_cli.engine.behind import list_row_texts
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
@@ -32,85 +22,21 @@ from repsim_cli.engine.cost import (
     estimate_pairs_cost,
     estimate_products,
 )
-from repsim_cli.engine.extraction import Extraction, make_extraction
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
 from repsim_cli.engine.without_value import NoValue, join_reasons
 from repsim_cli.findings.layers import order_layers
-from repsim_cli.measures.gromov_spaces import Space, prepare_space
-from repsim_cli.runs.content import Matrix, Results, Side
+from repsim_cli.runs.content import Matrix, Results
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.views.couplings import BEST, match_rows
-from repsim_cli.studies.views.histograms import (
-    DistanceScale,
-    DistanceSpread,
-    make_distance_histograms,
-    make_jackknife_subsets,
-    measure_distance_spreads,
-    standardise_rows,
-)
-from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, find_nearest_rows, project_to_plane
+from repsim_cli.studies.views.couplings import PAIRS, CouplingSettings, make_coupling_matrices
+from repsim_cli.studies.views.histograms import Histograms, make_histogram_matrices
+from repsim_cli.studies.views.neighbourhoods import Neighbours, make_neighbour_matrices
+from repsim_cli.studies.views.rows import LayerRows, draw_batch
 
-SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
 PLANE_SQUARES, PAIR_SQUARES = 13.0, 20.0  # matrices (n, n) of float64 of a t-SNE, and of a pair that is matched
 OF_PLANE = 1.5e6  # operations of a pair of rows in a t-SNE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Histograms:
-    """Histograms of the distances of all rows within each layer, in bins that the layers of a model share.
-
-    bins: how many equal bins, from 0 to the largest distance in any layer of the model.
-    scale: distances as they are (`none`), or divided by the mean of their layer (`mean`).
-    """
-
-    bins: Annotated[int, Field(ge=2, le=10_000)] = 50
-    scale: DistanceScale = "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neighbours:
-    """The nearest rows of each row of the batch, in the plane of a t-SNE and in the full space of each layer.
-
-    k: how many nearest rows.
-    perplexity: of the t-SNE; below the number of rows of the batch.
-    samples: rows whose neighbours are drawn and listed, as places in the batch from 0; null: three drawn at random.
-    """
-
-    k: Positive = 5
-    perplexity: Above0 = 5.0
-    samples: list[NotNegative] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CouplingSettings:
-    """How Gromov-Wasserstein matches the rows of the batch between pairs of layers of a model.
-
-    pairs: [[LAYER, LAYER], ...], the same for each model; null: five of each model, drawn at random.
-    restarts: random starts beside POT's and the identity.
-    """
-
-    pairs: list[list[str]] | None = None
-    restarts: Tries = 0
-
-
-@dataclass(frozen=True)
-class ViewBatch:
-    """The few rows that are looked at one by one: where they stand among the sampled ones, their numbers in the run,
-    and their classes where the data has some. Rows of a class stand together."""
-
-    places: Int[np.ndarray, " n"]
-    numbers: list[int]
-    classes: list[str] | None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def names(self) -> list[str]:
-        classes = [f" ({name})" for name in self.classes] if self.classes else [""] * len(self)
-        return [f"row {number}{of}" for number, of in zip(self.numbers, classes, strict=True)]
 
 
 @studies.register("views")
@@ -278,161 +204,21 @@ class Views(StudyOfRows):
         rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
         orders = {reading.label: order_layers([layer.name for layer in reading.layers]) for reading in self.readings}
         rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
-        self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
-        batch = self._draw_batch(extraction, sequences)
+        layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
+        viewed, batch = LayerRows(layers, rows), draw_batch(extraction, sequences, self.batch)
         matrices: dict[str, Matrix] = {}
         if self.histograms:
             with run.stage("histograms"):
-                matrices |= self._histograms(run, rows, self.histograms)
+                matrices |= make_histogram_matrices(run, viewed, self.histograms)
         if self.neighbours:
             with run.stage("neighbours"):
-                matrices |= self._neighbours(run, rows, batch, self.neighbours)
+                matrices |= make_neighbour_matrices(run, viewed, batch, self.neighbours, seed=self.seed)
         if self.couplings:
             with run.stage("couplings"):
-                matrices |= self._couplings(run, rows, batch, self.couplings)
+                matrices |= make_coupling_matrices(run, viewed, batch, self.couplings, seed=self.seed)
         if not matrices:
             why = join_reasons(row[-1] for row in run.without_value)
             raise NoValue(f"options: no view has a value for two layers, got {why}; read other layers or data")
         texts = list_row_texts(extraction, sequences, np.array(batch.numbers))
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes, "texts": texts}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
-
-    def _draw_batch(self, extraction: Extraction, sequences: Mapping[str, Sequences]) -> ViewBatch:
-        """Rows drawn from the sampled ones, those of a class together."""
-        numbers = extraction.numbers(0)
-        places = draw(len(numbers), self.batch, self.seed)
-        first = next(iter(sequences.values()), None)
-        codes = None if first is None else list_row_labels(first, self.extract)
-        if first is None or first.labels is None or codes is None:
-            return ViewBatch(places, numbers[places].tolist(), None)
-        places = places[codes[numbers[places]].argsort(kind="stable")]
-        classes = [first.labels.names[code] for code in codes[numbers[places]]]
-        return ViewBatch(places, numbers[places].tolist(), classes)
-
-    def _names(self, label: str) -> list[str]:
-        return [layer.name for layer in self.layers if layer.model == label]
-
-    def _apply_to_layers(
-        self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], view: str, name: str
-    ) -> dict[str, list[Any]]:
-        """Applies `step` to every layer: the results by model, None where a layer has no value. A model of which fewer
-        than two layers have one is left out."""
-        missing: dict[Layer, str] = {}
-        given = [x for layers in rows.values() for x in layers]
-        made = []
-        for i in run.progress(range(len(given)), label=name, unit="layers"):
-            try:
-                made.append(step(given[i]))
-            except Degenerate as error:
-                made.append(None)
-                missing[self.layers[i]] = f"{self.layers[i]}: {error}"
-        for layer, why in missing.items():
-            run.without_value.append([view, layer.model, layer.model, layer.name, layer.name, why])
-        if missing:
-            run.warn(f"{view}: {len(missing)} of {len(given)} layers without a value: {join_reasons(missing.values())}")
-        done = iter(made)
-        by_model = {label: [next(done) for _ in layers] for label, layers in rows.items()}
-        return {label: of for label, of in by_model.items() if sum(x is not None for x in of) >= 2}
-
-    def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]], settings: Histograms) -> dict[str, Matrix]:
-        count = len(next(iter(rows.values()))[0])
-        of, bins = make_jackknife_subsets(count), settings.bins
-        spread = self._apply_to_layers(run, rows, partial(measure_distance_spreads, of=of), "histograms", "distances")
-        matrices = {}
-        for number, label in enumerate(spread):
-            edges, counts = make_distance_histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
-            none = [[np.nan] * len(DistanceSpread._fields)]  # of a layer without a value
-            stem = slug("histograms", f"{number:02d}", label)
-            matrices[f"histograms of {label}"] = Matrix(
-                rows=Side(model=label, layers=self._names(label)),
-                columns=Side(model="bins", layers=[str(place) for place in range(bins)]),
-                values=run.write_array(stem, counts[0]),
-                n=count,
-                label="pairs of rows",
-                details={
-                    "edges": run.write_array(slug(stem, "edges"), edges),
-                    "spread": run.write_array(slug(stem, "spread"), np.array([(x or none)[0] for x in spread[label]])),
-                    "left out": run.write_array(slug(stem, "left_out"), counts[1:]),
-                },
-                about={"kind": "histograms", "scale": settings.scale},
-            )
-        return matrices
-
-    def _neighbours(
-        self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: Neighbours
-    ) -> dict[str, Matrix]:
-        drawn, k = self._take_batch(rows, batch), settings.k
-        made = self._apply_to_layers(
-            run, drawn, partial(project_to_plane, perplexity=settings.perplexity, seed=self.seed), "neighbours", "t-SNE"
-        )
-        samples = settings.samples or draw(len(batch), SAMPLES, self.seed).tolist()
-        matrices = {}
-        for number, label in enumerate(made):
-            there = [i for i, x in enumerate(made[label]) if x is not None]
-            planes = [made[label][i] for i in there]
-            around = {
-                PLANE: np.stack([find_nearest_rows(torch.from_numpy(x), k) for x in planes]),
-                FULL: np.stack([find_nearest_rows(drawn[label][i], k) for i in there]),
-            }
-            stem = slug("neighbours", f"{number:02d}", label)
-            matrices[f"neighbours of {label}"] = Matrix(
-                rows=Side(model=label, layers=[self._names(label)[i] for i in there]),
-                columns=Side(model="rows", layers=batch.names),
-                values=run.write_array(slug(stem, "planes"), np.stack(planes)),
-                n=len(batch),
-                label="place in the plane of a t-SNE",
-                details={
-                    where: run.write_array(slug(stem, "nearest", where), places) for where, places in around.items()
-                },
-                about={"kind": "neighbours", "k": k, "samples": samples},
-            )
-        return matrices
-
-    def _couplings(
-        self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: CouplingSettings
-    ) -> dict[str, Matrix]:
-        made = self._apply_to_layers(
-            run, self._take_batch(rows, batch), _prepare_standardised_space, "couplings", "distances"
-        )
-        spaces = {
-            label: {name: x for name, x in zip(self._names(label), of, strict=True) if x is not None}
-            for label, of in made.items()
-        }
-        wanted = [(label, *pair) for label, of in spaces.items() for pair in self._pairs([*of], settings.pairs)]
-        matrices = {}
-        for number in run.progress(range(len(wanted)), label="couplings", unit="pairs of layers"):
-            label, row, column = wanted[number]
-            a, b = spaces[label][row], spaces[label][column]
-            for starts, plan in match_rows(a, b, restarts=settings.restarts, seed=self.seed).items():
-                of = ["best"] if starts == BEST else []  # both may lead from one start
-                stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
-                matrices[find_free_key(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
-                    rows=Side(model=row, layers=batch.names),
-                    columns=Side(model=column, layers=batch.names),
-                    values=run.write_array(stem, plan.coupling),
-                    n=len(batch),
-                    label="mass",
-                    about={
-                        "kind": "couplings",
-                        "model": label,
-                        "starts": starts,
-                        "objective": plan.objective,
-                        "from": plan.start,
-                        "objective of the identity": plan.of_identity,
-                    },
-                )
-        return matrices
-
-    def _take_batch(self, rows: Mapping[str, list[Tensor]], batch: ViewBatch) -> dict[str, list[Tensor]]:
-        return {label: [x[torch.from_numpy(batch.places)] for x in layers] for label, layers in rows.items()}
-
-    def _pairs(self, layers: Sequence[str], named: list[list[str]] | None) -> list[tuple[str, str]]:
-        """The pairs of these layers that are named, or some of all, drawn under the seed."""
-        if named is not None:
-            return [(row, column) for row, column in named if row in layers and column in layers]
-        known = list(combinations(layers, 2))
-        return [known[i] for i in draw(len(known), PAIRS, self.seed)]
-
-
-def _prepare_standardised_space(x: Tensor) -> Space:
-    return prepare_space(standardise_rows(x)[0], cost_scale="mean")
