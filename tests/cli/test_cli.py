@@ -19,9 +19,9 @@ import yaml
 from helpers.nights import nightly
 from helpers.recorded import recorded
 
-from repsim_cli import cli
 from repsim_cli.base import registry
 from repsim_cli.cli import doctor
+from repsim_cli.config.presets import GROUPS
 from repsim_cli.runs import folders, reader
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
@@ -383,7 +383,7 @@ def test_show_list_and_plot(repsim, newest, tiny_folder):
     assert code == 0
     assert len(out.splitlines()) == len(before)
     assert before == {f.name: f.read_bytes() for f in (newest() / "figures").iterdir()}
-    for group in cli.GROUPS:
+    for group in GROUPS:
         code, out, _ = repsim("list", group)
         assert code == 0
         assert all(line.split(None, 1)[1] for line in out.splitlines())

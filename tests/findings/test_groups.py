@@ -34,13 +34,13 @@ from repsim_cli.findings.distances import (
     convert_to_angles,
     make_group_distances,
 )
+from repsim_cli.findings.evidence import list_group_arrangements
 from repsim_cli.findings.groups import (
     Depths,
     curves,
     group_layers_by_point,
     groups_alike_early,
     groups_differ_late,
-    list_group_arrangements,
     pair_models_by_group,
 )
 from repsim_cli.findings.permuted_groups import compute_labelling_separations, compute_separation, find_smallest_p
