@@ -171,18 +171,16 @@ def compute_chance_level(matrix: SimilarityMatrix, units: Exchange | None, why: 
     if units is None or not found:
         return ChanceLevel(None, {"unknown": why})
     known = round(batches * float(seen[KNOWN]))
-    about = {"units": units.what, "partnered": units.partnered, "batches": known}
     orders = min(ORDERS, batches) * int(seen.get(PAIRINGS, torch.zeros(())))
     if found == EXACT:
-        once = seen[APART].nanmean() / batches if APART in seen else torch.tensor(math.nan)
-        spread = float(once.sqrt()) if once.isfinite() else None
-        return ChanceLevel(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
-    drawn = seen[DRAWN]
-    once = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0) / batches * orders / max(orders - 1, 1)
-    cells = torch.full_like(drawn, float(drawn.nanmean())).masked_fill(matrix.values.cpu().isnan(), math.nan)
-    about |= {
-        "mean": f"one level, of {int(drawn.isfinite().sum())} cells",
-        "spread": float(once.sqrt()),
-        "orders": orders,
-    }
-    return ChanceLevel(cells, about)
+        cells, mean = seen[EXACT], "exact"
+        once = seen[APART].nanmean() if APART in seen else torch.tensor(math.nan)
+    else:
+        drawn = seen[DRAWN]
+        cells = torch.full_like(drawn, float(drawn.nanmean())).masked_fill(matrix.values.cpu().isnan(), math.nan)
+        mean = f"one level, of {int(drawn.isfinite().sum())} cells"
+        among = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0)
+        once = among * orders / (orders - 1)  # of one pairing 0 / 0, not known
+    spread = float((once / batches).sqrt()) if once.isfinite() else None
+    about = {"units": units.what, "partnered": units.partnered, "batches": known}
+    return ChanceLevel(cells, {**about, "mean": mean, "spread": spread, "orders": orders})

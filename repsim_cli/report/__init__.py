@@ -23,7 +23,7 @@ from repsim_cli.base.environment import read_version
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
-from repsim_cli.report.record import record
+from repsim_cli.report.record import NUMBERS, record
 from repsim_cli.runs import reader
 from repsim_cli.runs.results import Progress, quiet, write
 
@@ -48,13 +48,13 @@ def save_while_running(folder: Path, file: Path) -> None:
         time.sleep(RELOAD)
 
 
-def build_page(folders: Sequence[Path], *, reload: bool = False) -> str:
+def build_page(folders: Sequence[Path], *, reload: bool = False, room: int = NUMBERS) -> str:
     """The page of one or several runs; its bytes depend on their files alone. reload: whether a browser reads it again
-    every few seconds, until the reader pauses that.
+    every few seconds, until the reader pauses that. room: how many numbers of matrices it holds.
 
     Raises BadInput where a run is damaged or its numbers changed since.
     """
-    runs = [record(folder, len(folders)) for folder in folders]
+    runs = [record(folder, len(folders), room) for folder in folders]
     about = {"colours": json.loads(_read_asset("colours.json")), "licence": _read_asset("uPlot.LICENSE")}
     title = " and ".join(run["manifest"]["name"] for run in runs)
     return _build_html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)

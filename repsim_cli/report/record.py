@@ -54,10 +54,10 @@ LEAVES, SHORT = 60, 300  # of a fact of a study that stands in a table, and char
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
-def record(folder: Path, among: int = 1) -> dict[str, Any]:
+def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
     """A run as strict JSON. A run without results (failed, interrupted) only has its manifest.
 
-    among: runs of the page, which share its room. A run with more numbers than its share has block means of them.
+    among: runs of the page, which share its room, so many numbers. A run with more than its share has block means.
     """
     manifest = read_manifest(folder)
     whole = mark(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
@@ -73,7 +73,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     count = sum(
         len(m.rows.layers) * len(m.columns.layers) * len(m.cells) for measured in measures for m in measured.matrices
     )
-    block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
+    block = math.ceil(math.sqrt(count * among / room)) or 1
     untrained = {label for label, of in manifest.get("facts", {}).items() if not of.get("trained", True)}
     configured = (folder / "config.yaml").is_file()
     kept = read_rows(folder)

@@ -14,6 +14,7 @@ from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, draw_derangement, exchange
 from repsim_cli.activations.segments import BOTH, SEQUENCE
 from repsim_cli.engine import chance
+from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
 from repsim_cli.engine.pairs import compute_all_pairs
@@ -165,6 +166,101 @@ def test_models_that_share_nothing_have_the_level_of_chance(name, lengths):
     error = np.std(gaps, ddof=1) / len(gaps) ** 0.5
     assert abs(np.mean(gaps)) < 4 * error
     assert error < 0.05
+
+
+def observed(names, sides, given, batches=1, batch=0, seed=0):
+    """What is observed of a batch, by measure."""
+    observe = chance.observe_chance(given, lambda batch: np.arange(len(given.units)), batches, seed)
+    return {name: observe(batch, *of) for name, of in prepared(names, sides, given).items()}
+
+
+def make_dot(compare=lambda a, b: float((a * b).sum())):
+    """The simplest measure without an exact level of chance."""
+    return measures.Pairwise(name="dot", card=measures.card("procrustes"), prepare=lambda x: x, compare=compare)
+
+
+def find_level(measure, sides, rows, statistics=None, seed=0):
+    """The level of chance of documents of one row, batch by batch, and the statistics of the run."""
+    given, names = units([1] * len(sides[0])), [str(i) for i in range(len(sides))]
+    observe = statistics or chance.observe_chance(given, rows.__getitem__, len(rows), seed)
+    made, _ = estimate_all_pairs(
+        {"mine": measure}, lambda first: ([x[some] for x in sides] for some in rows[first:]), names=names,
+        estimate="per_batch", statistics=observe,
+        places=lambda batch: index_row_places(given.of(rows[batch]), len(sides)),
+    )  # fmt: skip
+    return chance.compute_chance_level(made["mine"], given, ""), made["mine"].statistics
+
+
+@pytest.mark.parametrize(
+    ("measure", "layers", "batches"),
+    [(measures.get("cka_unbiased"), 2, 8), (make_dot(), 8, 1)],
+    ids=["exact", "drawn"],
+)
+def test_the_spread_is_that_of_the_mean_over_batches_under_random_pairings(measure, layers, batches):
+    """Its square, over 32 seeds, is the variance of 100 pairings of each batch of 8 rows, over the batches."""
+    rows, sides = np.arange(8 * batches).reshape(batches, 8), drawn([1] * 8 * batches, 1, count=layers)
+
+    def vary(batch, measure, prepared, values):
+        orders = np.stack([draw_derangement(units([1] * 8), [k]) for k in range(100)])
+        return {"variance": permute_pairs(prepared, torch.from_numpy(orders)).var(0)}
+
+    _, seen = find_level(measure, sides, rows, vary)
+    levels, found = zip(*(find_level(measure, sides, rows, seed=seed) for seed in range(32)), strict=True)
+    chosen = found[0]["apart" if batches == 8 else "drawn"].isfinite()
+    for level in levels:
+        assert [level.about[key] for key in ("units", "partnered", "batches")] == ["documents", 1, batches]
+        assert level.about["orders"] == (8 if batches == 8 else 2)
+        assert level.cells.isfinite().all()
+    square = np.mean([level.about["spread"] ** 2 for level in levels])
+    assert square == pytest.approx(float(seen["variance"][chosen].mean()) / batches, rel=0.2)
+
+
+def test_one_pairing_has_no_spread():
+    """As is drawn of few layers in one batch, where the mean is not known otherwise."""
+    level, _ = find_level(make_dot(), drawn([1] * 8, 0, count=4), np.arange(8)[None])
+    assert (level.about["orders"], level.about["spread"]) == (1, None)
+
+
+def test_few_pairs_are_solved_again():
+    """At most half of them, or the two of two layers."""
+    solved = []
+
+    def compare(a, b):
+        solved.append(1)
+        return float((a * b).sum())
+
+    measure, given = make_dot(compare), units([1] * 8)
+    for layers in (2, 3, 5, 8, 13, 30):
+        seen = []
+        sides = drawn([1] * 8, 0, count=layers)
+        compute_all_pairs({"dot": measure}, sides, observe=lambda *of: seen.append(of[1:]))  # noqa: B023
+        pairs = len(solved)
+        for batches in (1, 3):
+            solved.clear()
+            observe = chance.observe_chance(given, lambda batch: np.arange(8), batches, 0)
+            found = observe(0, *seen[0])
+            assert 2 <= len(solved) <= max(2, pairs / 2)
+            assert 1 <= float(found["pairings"]) <= -(-8 // batches)
+        solved.clear()
+
+
+def test_pairings_are_of_the_first_batches_and_the_mean_of_all():
+    given, sides = units([1] * 12), drawn([1] * 12, 0)
+    for batch, known in ((7, True), (8, False)):
+        found = observed(("cka_unbiased", "procrustes"), sides, given, 20, batch)
+        assert ("apart" in found["cka_unbiased"]) == ("drawn" in found["procrustes"]) == known
+        assert found["cka_unbiased"]["chance"].isfinite().all()
+
+
+def test_a_layer_with_itself_is_drawn_where_there_is_no_other():
+    for count in (1, 2):
+        for name, found in observed(("cka_unbiased", "procrustes"), drawn([1] * 12, 0, count), units([1] * 12)).items():
+            spread = found["apart" if "cka" in name else "drawn"]
+            assert torch.equal(spread.isfinite(), torch.eye(count) == (1 if count == 1 else 0))
+
+
+def test_measures_that_do_not_pair_rows_have_no_chance():
+    assert observed(("magnitude_difference",), drawn([1] * 12, 0), units([1] * 12)) == {"magnitude_difference": {}}
 
 
 def test_a_similarity_is_no_part_of_its_level_of_chance():

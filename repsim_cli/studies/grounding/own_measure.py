@@ -64,6 +64,7 @@ def grade(
     *,
     card: Card,
     run: str | Path | None = None,
+    beside: Sequence[str] = BESIDE,
     level: float = 0.95,
 ) -> Grade:
     """Grades a measure on tests of which the answer is known, and ranks it among other measures.
@@ -73,7 +74,8 @@ def grade(
     card: what the measure claims; only larger_is_closer, symmetric and minimum_rows are used here.
     run: a run of `study=grounding`, by folder or name, whose stored representations are compared and whose measures it
         is ranked among; None: planted representations (two groups of five models of four layers that differ by a
-        rotation and noise), and six measures beside it.
+        rotation and noise).
+    beside: names of the measures that it is ranked among on planted representations.
     level: of the band of the mean rank, over models.
 
     Raises BadInput for a run without stored representations, and Degenerate where no test gives a score.
@@ -86,7 +88,7 @@ def grade(
     (7, 7, True)
     """
     mine = Pairwise(name=MINE, card=card, prepare=prepare, compare=compare)
-    cases, seconds = _grade_on_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
+    cases, seconds = _grade_on_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine, beside)
     tests = [each for case in cases for each in grading.grade_all(case)]
     standings = grading.list_standings(tests, level)
     standing = next((each for each in standings if each.measure == MINE), None)
@@ -157,8 +159,8 @@ def _add_measure(case: Case, made: Measurement, mine: Measure) -> Case:
 ROWS, WIDTH, DEPTH, SEEDS, NOISE = 200, 16, 4, 5, 0.6
 
 
-def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
-    """The tests on planted representations, with six measures beside this one, and its seconds per pair."""
+def _grade_planted(mine: Measure, beside: Sequence[str]) -> tuple[list[Case], float]:
+    """The tests on planted representations, with others beside this one, and its seconds per pair."""
     layers, tests = plant_models()
     probes = {
         place: {
@@ -172,7 +174,7 @@ def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
         }
         for place, cut in layers.truncated.items()
     }
-    bound = {name: measures.get(name) for name in BESIDE} | {MINE: mine}
+    bound = {name: measures.get(name) for name in beside} | {MINE: mine}
     made = {name: make_measurement(measure, layers) for name, measure in bound.items()}
     cases = []
     for (test, point), groups in tests.items():

@@ -1,5 +1,7 @@
 """A measure of one's own, graded on planted representations: an oracle, noise, a constant; bad input."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from repsim_cli.runs import folders, reader
 from repsim_cli.runs.content import Results
 from repsim_cli.studies.grounding import own_measure as custom
 
+grade = partial(repsim_cli.grade, beside=("procrustes", "euclidean"))
+
 
 def card(**claims):
     usual = {
@@ -18,13 +22,6 @@ def card(**claims):
         "invariant_to": frozenset(), "minimum_rows": 2, "cost": "n d", "source": "a test",
     }  # fmt: skip
     return Card(**(usual | claims))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_beside():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom, "BESIDE", ("procrustes", "euclidean"))
-        yield
 
 
 def test_an_oracle_is_first_and_noise_has_chance():
@@ -36,12 +33,12 @@ def test_an_oracle_is_first_and_noise_has_chance():
         (group_a, layer_a), (group_b, layer_b) = ((i // 20, i % 4) for i in (a, b))
         return -abs(layer_a - layer_b) - 10.0 * (group_a != group_b)
 
-    oracle = repsim_cli.grade(lambda x: known.get(tuple(x[0].tolist()), 0), closeness, card=card())
+    oracle = grade(lambda x: known.get(tuple(x[0].tolist()), 0), closeness, card=card())
     scores = {row["test"]: row["score"] for row in oracle.tests}
     for test in ("identification", "monotonicity", "order of layers", "separation", "conformity"):
         assert scores[test] == pytest.approx(1), test
     generator = torch.Generator().manual_seed(0)
-    noise = repsim_cli.grade(lambda x: x, lambda a, b: float(torch.rand(1, generator=generator)), card=card())
+    noise = grade(lambda x: x, lambda a, b: float(torch.rand(1, generator=generator)), card=card())
     for row in noise.tests:
         assert abs(row["score"] - row["chance"]) < 0.35, row["test"]
     assert noise.mean_rank > oracle.mean_rank
@@ -50,14 +47,14 @@ def test_an_oracle_is_first_and_noise_has_chance():
 
 def test_a_distance_is_read_as_one():
     measure = measures.get("procrustes")
-    mine = repsim_cli.grade(measure.prepare, measure.compare, card=measure.card)
+    mine = grade(measure.prepare, measure.compare, card=measure.card)
     assert mine.place == 1
     assert mine.mean_rank < 2
     assert str(mine).startswith(f"mean rank {mine.mean_rank:.1f}, 1 of 3 measures")
 
 
 def test_a_constant_says_why():
-    mine = repsim_cli.grade(lambda x: x, lambda a, b: 1.0, card=card())
+    mine = grade(lambda x: x, lambda a, b: 1.0, card=card())
     why = {row["test"]: row["why"] for row in mine.tests if row["score"] is None}
     assert why["order of layers"] == "all similarities are equal"
     assert "all similarities are equal" in str(mine)
@@ -67,7 +64,7 @@ def test_a_measure_without_any_value():
     with pytest.raises(
         Degenerate, match="no test gives it a score, got a value is not finite; check prepare and compare"
     ):
-        repsim_cli.grade(lambda x: x, lambda a, b: float("nan"), card=card())
+        grade(lambda x: x, lambda a, b: float("nan"), card=card())
 
 
 def test_a_run_without_representations(monkeypatch, tmp_path):
