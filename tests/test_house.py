@@ -174,7 +174,7 @@ def test_functions_are_verbs():
             if (
                 isinstance(node, ast.FunctionDef)
                 and is_called(node)
-                and is_participle(node.name)
+                and (is_participle(node.name) or node.name in NOT_DONE)
                 and node.name not in VALUES
             ):
                 wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")

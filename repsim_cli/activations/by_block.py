@@ -78,7 +78,7 @@ class BlockOutputs:
     def start(self, given: dict[str, Any]) -> None:
         self.given, self.passed = given, dict.fromkeys(self.passed, 0)
 
-    def of(self, stack: str, *_: Any, **__: Any) -> Any:
+    def replay(self, stack: str, *_: Any, **__: Any) -> Any:
         """The forward pass of a block that is not there."""
         self.passed[stack] = self.passed.get(stack, 0) + 1
         return self.given[stack]
@@ -225,7 +225,7 @@ class _BlockPass:
         blocks = list_block_names(self.source)
         outputs, rest = BlockOutputs(), self.part(lambda name: not any(is_inside(name, block) for block in blocks))
         for block in blocks:
-            rest.get_submodule(block).forward = partial(outputs.of, block.rpartition(".")[0])
+            rest.get_submodule(block).forward = partial(outputs.replay, block.rpartition(".")[0])
         for number in range(done, len(self.steps)):
             with self._load(rest, self.steps[number].block):
                 self._step(number, rest, outputs, progress)

@@ -30,7 +30,7 @@ class Exchange(NamedTuple):
     what: str
     partnered: float = 1.0
 
-    def of(self, rows: Rows) -> "Exchange":
+    def keep(self, rows: Rows) -> "Exchange":
         """Keeps these rows."""
         return self._replace(units=self.units[rows], places=self.places[rows])
 
@@ -69,7 +69,7 @@ def exchange(
     some = batches[:: -(-len(batches) // LOOKED_AT)]
     least = ENOUGH if alike is None and held is None else SOME
     for each in units:
-        share = float(np.mean([_mark_exchangeable_rows(each.of(rows)).mean() for rows in some]))
+        share = float(np.mean([_mark_exchangeable_rows(each.keep(rows)).mean() for rows in some]))
         if share >= least:
             return each._replace(partnered=share)
     return None

@@ -47,7 +47,7 @@ class RowSample:
             self.rows = [[torch.cat(parts)[::2]] for parts in self.rows]
             self.stride *= 2
 
-    def of(self, layer: int) -> Float[Tensor, "n d"]:
+    def join(self, layer: int) -> Float[Tensor, "n d"]:
         return torch.cat(self.rows[layer])
 
 

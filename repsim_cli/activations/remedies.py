@@ -139,7 +139,7 @@ class FeatureMoments:
             square += x.square_().sum(0)
         self.count += len(wide[0])
 
-    def of(self, layer: int) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    def compute(self, layer: int) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
         """The variances and the means of the features of a layer, float64."""
         total, square = self.sums[layer], self.squares[layer]
         variance = (square - total**2 / self.count).clamp_min(0) / self.count
@@ -184,9 +184,9 @@ class Remedies:
         for number, layer in enumerate(layers):
             scaling = Scaling(None, None, [], 0.0)
             if moments is not None:
-                scaling = compute_scaling(*moments.of(number), extract, layer)
+                scaling = compute_scaling(*moments.compute(number), extract, layer)
             if sample is not None:
-                rows = sample.of(number)
+                rows = sample.join(number)
                 scaling = scaling._replace(
                     capped=cap_directions(rows if scaling.kept is None else rows[:, scaling.kept.cpu()])
                 )

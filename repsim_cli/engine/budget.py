@@ -219,7 +219,7 @@ def compute_budget(
         if twins.models:
             identities = {label: source.identity() for label, source in twins.models.items()}
             fresh = held.enter_context(open_rows(run, twins, sequences, identities=identities, diagnose=False))
-        parts = Parts.of(taken, rows, fresh)
+        parts = Parts.make(taken, rows, fresh)
         for pair in run.progress(pair_layers_by_depth(comparison), label="budget", unit="pairs of layers"):
             given = _read_layer_samples(rows, pair)
             of = [comparison.layers[layer] for layer in pair]
@@ -278,7 +278,7 @@ class Parts:
     norms: dict[int, np.ndarray]
 
     @classmethod
-    def of(cls, taken: BudgetSample, rows: Rows, fresh: Rows | None) -> "Parts":
+    def make(cls, taken: BudgetSample, rows: Rows, fresh: Rows | None) -> "Parts":
         models = taken.read.models
         twins = {label: find_untrained_twin(models, label) for label in models}
         several = has_linear_similarity(taken.read) and any(twin is not None for twin in twins.values())

@@ -56,7 +56,7 @@ class Content:
     pairs: str | None = None
 
     @classmethod
-    def of(
+    def collect(
         cls,
         extraction: Extraction,
         sequences: Mapping[str, Sequences],

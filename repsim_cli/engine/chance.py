@@ -42,7 +42,7 @@ def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         if not measure.card.paired or not _can_reorder(prepared):
             return {}
-        here = units.of(rows(batch))
+        here = units.keep(rows(batch))
         exact, lacking = compute_exact_mean(prepared, here), values.cpu().isnan()
         known = exact is None or not (exact.isnan() & ~lacking).any()  # else too few rows have a partner
         found = {KNOWN: torch.tensor(float(known))}

@@ -111,7 +111,7 @@ class Extraction:
         """The slice of each model's layers among all layers."""
         return locate_model_layers(self.readings)
 
-    def of(self: Kind, labels: Collection[str]) -> Kind:
+    def keep_models(self: Kind, labels: Collection[str]) -> Kind:
         """Keeps these models alone, in this order."""
         readings = {each.label: each for each in self.readings}
         return replace(

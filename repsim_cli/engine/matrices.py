@@ -73,7 +73,7 @@ def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences
     estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
     widths = [layer.width for layer in comparison.layers]
     null = significance.method != "none" or significance.jackknife
-    return Content.of(
+    return Content.collect(
         comparison,
         sequences,
         identities,
@@ -259,7 +259,7 @@ def make_places_finder(comparison: Comparison) -> Callable[[int], RowPlaces | No
     if units is None or comparison.groups is not None or not inner:
         return lambda batch: None
     device = comparison.hardware.device
-    return lambda batch: index_row_places(units.of(comparison.numbers(batch)), layers, device)
+    return lambda batch: index_row_places(units.keep(comparison.numbers(batch)), layers, device)
 
 
 def draw_permutations(

@@ -60,13 +60,13 @@ class PairWorker(RowWorker[Comparison]):
         return {**super().kinds, "pairs": self.solve, "permutations": self.permute}
 
     def solve(self, run: Run, measure: str, models: list[str]) -> bool:
-        part, identities = self.of(run, models)
+        part, identities = self.take_models(run, models)
         sequences, bound = self.sequences, part.measures[measure]
         every, total = self.extraction, Extraction.count_rows(self.extraction, run, sequences).total
         clusters = cluster_rows(every.significance, every.readings, every.data, sequences, every.extract, total)
         fitted = part.extract.fit_to(total)
         part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole, extract=fitted)
-        content = Content.of(part, sequences, identities, by=matrices.__name__)
+        content = Content.collect(part, sequences, identities, by=matrices.__name__)
         wanted = _mark_wanted_pairs(part, models, bound.card.symmetric)
         with open_pairs(run, part.measures, content, wanted) as known:
             if all(entry.complete for pairs in known.values() for entry in pairs.entries.values()):
@@ -91,7 +91,7 @@ class PairWorker(RowWorker[Comparison]):
             return True
 
     def permute(self, run: Run, measure: str, first: int, stop: int) -> bool:
-        comparison, identities = self.of(run, list(self.extraction.models))
+        comparison, identities = self.take_models(run, list(self.extraction.models))
         return permute_ahead(run, comparison, measure, range(first, stop), self.sequences, identities)
 
 

@@ -110,8 +110,8 @@ class PairWork:
             worker.end()
         self._pool.clear()
 
-    def of(self, call: str) -> "PairWork":
-        """The same processes for another call."""
+    def reuse(self, call: str) -> "PairWork":
+        """Gives the same processes to another call."""
         return replace(self, call=call)
 
     @property

@@ -83,20 +83,20 @@ class RowWorker(Generic[Of]):
             self._facts = {key: run.manifest[key] for key in ("data",) if key in run.manifest}
         return sequences, extraction
 
-    def of(self, run: Run, labels: Sequence[str]) -> tuple[Of, Identities]:
+    def take_models(self, run: Run, labels: Sequence[str]) -> tuple[Of, Identities]:
         """The extraction of these models alone, in their order in the run, with their identities."""
         every = self.extraction
         part = replace(
-            every.of([label for label in every.models if label in labels]),
+            every.keep_models([label for label in every.models if label in labels]),
             hardware=replace(every.hardware, processes=1),
         )
         run.manifest |= copy.deepcopy(self._facts)
         if lacking := [label for label in part.models if label not in self._identities]:
-            self._identities |= hash_models(run, part.of(lacking))
+            self._identities |= hash_models(run, part.keep_models(lacking))
         return part, {label: self._identities[label] for label in part.models}
 
     def shard(self, run: Run, label: str, number: int, count: int) -> bool:
-        extraction, identities = self.of(run, [label])
+        extraction, identities = self.take_models(run, [label])
         (reading,) = extraction.readings
         extract, hardware, sequences = extraction.extract, extraction.hardware, self.sequences
         if goes_by_block(extraction.live[label], hardware):  # its weights are read once for all rows
@@ -116,7 +116,7 @@ class RowWorker(Generic[Of]):
             return bool(windows)
 
     def record(self, run: Run, label: str, shards: int) -> bool:
-        extraction, identities = self.of(run, [label])
+        extraction, identities = self.take_models(run, [label])
         (reading,) = extraction.readings
         extract, hardware, sequences = extraction.extract, extraction.hardware, self.sequences
         with open_cache([reading], sequences, identities, extract, hardware.dtype, run.warn) as entries:

@@ -81,7 +81,7 @@ def compute_defined_values(
     """`compute_values_from_products`; where a representation is undefined with itself, its cells are NaN and added to
     `undefined`."""
 
-    def of(places: list[int]) -> Matrix:
+    def compute(places: list[int]) -> Matrix:
         some = cross[places][:, places]
         sides = (states and [states[a] for a in places] for states in (rows, columns))
         return compute_values_from_products(measure, some, norms[places] if len(norms) else norms, *sides)
@@ -90,11 +90,11 @@ def compute_defined_values(
         return compute_values_from_products(measure, cross, norms, rows, columns)
     except Degenerate:
         places = range(len(cross))
-        alone = make_with_stand_ins(lambda a: of([a]), len(cross))[1]
+        alone = make_with_stand_ins(lambda a: compute([a]), len(cross))[1]
         left = [a for a in places if a not in alone]
         values = torch.full_like(cross, torch.nan)
         if left:
-            values[torch.tensor(left)[:, None], torch.tensor(left)] = of(left)
+            values[torch.tensor(left)[:, None], torch.tensor(left)] = compute(left)
         errors = {a: Degenerate(f"{names[a]}: {measure.name}: {error}") for a, error in alone.items()}
         undefined.update(list_undefined_cells(errors, errors, len(cross)))
         return values

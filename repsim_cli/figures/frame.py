@@ -228,9 +228,9 @@ def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
     numbers = {word: number for number, _, word in (line.partition(" ") for line in lines)}
 
     def number_word(text: str) -> str:
-        return re.sub(r"\S+", lambda word: of(word[0]) if set(word[0]) & set(lacking) else word[0], text)
+        return re.sub(r"\S+", lambda word: find_number(word[0]) if set(word[0]) & set(lacking) else word[0], text)
 
-    def of(word: str) -> str:
+    def find_number(word: str) -> str:
         return numbers.setdefault(word, f"#{len(numbers) + 1}")
 
     _replace_texts(figure, number_word)

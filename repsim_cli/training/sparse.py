@@ -290,7 +290,7 @@ def compute_achieved(blocks: list[PrunedBlock]) -> tuple[Metrics, list[Metrics]]
     attention and MLP matrices; `heads_removed` and `neurons_removed`, the shares of those whose weights are all zero.
     """
 
-    def of(some: list[PrunedBlock]) -> Metrics:
+    def measure(some: list[PrunedBlock]) -> Metrics:
         parts = [part for block in some for groups in block for part in groups.weights]
         norms = [torch.cat([getattr(block, kind).norms() for block in some]) for kind in PrunedBlock._fields]
         zero = sum(int((part == 0).sum()) for part in parts)
@@ -302,4 +302,4 @@ def compute_achieved(blocks: list[PrunedBlock]) -> tuple[Metrics, list[Metrics]]
             },
         }
 
-    return of(blocks), [of([block]) for block in blocks]
+    return measure(blocks), [measure([block]) for block in blocks]

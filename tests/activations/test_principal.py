@@ -83,10 +83,10 @@ def test_the_sample_is_spread_over_all_rows():
         sample, x = RowSample(), torch.arange(7000.0)[:, None]
         for part in x.split(size):
             sample.add([part, -part])
-        found = sample.of(0)[:, 0]
+        found = sample.join(0)[:, 0]
         assert SAMPLE / 2 < len(found) <= 2 * SAMPLE + size // sample.stride
         assert len(found.diff().unique()) == 1
-        assert torch.equal(sample.of(1), -sample.of(0))
+        assert torch.equal(sample.join(1), -sample.join(0))
 
 
 @pytest.mark.parametrize("name", ["cka", "neuronsim", "mean_cca"])

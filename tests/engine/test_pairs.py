@@ -130,7 +130,7 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
         assert [folder.name for folder in (tmp_path / results.PAIRS).iterdir()] == ["batch-1"]
         # another call has its own, which both find again
         for call, count in (("a", 30), ("a", 30), ("b", 40), ("a", 40)):
-            compute_all_pairs(measure, representations(), work=work.of(call))
+            compute_all_pairs(measure, representations(), work=work.reuse(call))
             assert len(solved) == count
     assert torch.equal(found["m"], compute_all_pairs(GROMOV, representations())["gw"])
 

@@ -177,7 +177,7 @@ class Attention(Study):
             counted = replace(self.extraction, total=len(next(iter(sequences.values())).inputs))
             sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
             more = {"special": self.special, **sizes}
-            content = Content.of(counted, sequences, identities, by=__name__, **more)
+            content = Content.collect(counted, sequences, identities, by=__name__, **more)
         with open_matrices(run, self.of_maps, content) as known:
             if known.missing:
                 missing = {label: self.of_maps[label] for label in known.missing}

@@ -172,7 +172,7 @@ def list_group_accuracies(run: Finished, cases: Sequence[Case], metric: str) -> 
             values = [known.get(m, run.manifest["models"][m].get("metrics", {}).get(metric)) for m in models]
             values = [value for value in values if value is not None]
             numbers = [float(np.mean(values)), min(values), max(values)] if values else [None] * 3
-            rows[case.data, case.of, group] = [case.data, case.of, group, len(models), *numbers]
+            rows[case.data, case.test, group] = [case.data, case.test, group, len(models), *numbers]
     return list(rows.values())
 
 
@@ -311,7 +311,7 @@ def _list_seconds_and_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[list[flo
 def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
     cases = read_cases(run, options.metric)
     tests = [each for case in cases for each in grade_all(case)]
-    if not any(each.of for each in tests):
+    if not any(each.scores for each in tests):
         raise BadInput(
             "no test applies, got a run without two models of the same layers and without three layers of one hook "
             "point; select more layers, or models of several seeds"

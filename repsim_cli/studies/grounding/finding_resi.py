@@ -112,10 +112,10 @@ def average_separation_scores(run: Finished, tests: Mapping[str, str]) -> dict[s
     """Averages the average precision of every measure in each of these tests over samples and hook points."""
     precisions: dict[str, dict[str, list[float]]] = {}
     for case in read_cases(run, "accuracy"):
-        for each in grade_all(case) if case.of in tests else ():
+        for each in grade_all(case) if case.test in tests else ():
             if each.test == "separation":
-                for measure, (value, _) in each.of.items():
-                    precisions.setdefault(case.of, {}).setdefault(measure, []).append(value)
+                for measure, (value, _) in each.scores.items():
+                    precisions.setdefault(case.test, {}).setdefault(measure, []).append(value)
     return {
         test: {measure: float(np.mean(values)) for measure, values in measures.items()}
         for test, measures in precisions.items()

@@ -25,11 +25,11 @@ STABLE = 0.95  # Spearman's rho with all rows, from which on a measure ranks sim
 
 
 class Case(NamedTuple):
-    """Models at a hook point under every measure. data, of: what tells them apart from other cases of the run. groups:
-    the names of their groups and models. failed: by measure, why it gives nothing here."""
+    """Models at a hook point under every measure. data, test: what tells them apart from other cases of the run.
+    groups: the names of their groups and models. failed: by measure, why it gives nothing here."""
 
     data: str
-    of: str
+    test: str
     point: str
     groups: Mapping[str, Sequence[str]]
     models: Mapping[str, Models]
@@ -40,12 +40,12 @@ class Case(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A test at a hook point. of: by measure, its score and those without each model in turn, where there are more than
-    two. why: by measure, why it has none."""
+    """A test at a hook point. scores: by measure, its score and those without each model in turn, where there are more
+    than two. why: by measure, why it has none."""
 
     test: str
     case: Case
-    of: Mapping[str, tuple[float, Float[np.ndarray, " m"]]]
+    scores: Mapping[str, tuple[float, Float[np.ndarray, " m"]]]
     why: Mapping[str, str]
     p: Mapping[str, float]
     chance: float
@@ -63,7 +63,7 @@ def grade_all(case: Case) -> Iterator[Graded]:
             continue
         for label, models in allowing.items():
             try:
-                of[label] = (score.of(models), leave_out(score.of, score.applies, models))
+                of[label] = (score.compute(models), leave_out(score.compute, score.applies, models))
             except Degenerate as error:
                 why[label] = str(error)
                 continue
@@ -108,7 +108,7 @@ class Field(NamedTuple):
 
 
 def build_field(tests: Sequence[Graded], level: float) -> Field:
-    labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
+    labels = list(dict.fromkeys(label for each in tests for label in (*each.scores, *each.why)))
     return Field(
         labels,
         _group_equal_measures(np.array([_list_measure_scores(each, labels) for each in tests])),
@@ -133,7 +133,9 @@ def _group_equal_measures(scores: Float[np.ndarray, "t k"]) -> np.ndarray:
 def _compute_half_widths(each: Graded, labels: Sequence[str], level: float) -> Float[np.ndarray, "k k"]:
     if each.models < 3:
         return np.zeros((len(labels), len(labels)))
-    left = np.array([each.of[label][1] if label in each.of else np.full(each.models, np.nan) for label in labels])
+    left = np.array(
+        [each.scores[label][1] if label in each.scores else np.full(each.models, np.nan) for label in labels]
+    )
     spread = (left[:, None] - left[None]).std(-1) * np.sqrt(each.models - 1)
     return np.nan_to_num(spread * scipy.stats.t.ppf((1 + level) / 2, each.models - 1), nan=np.inf)
 
@@ -168,8 +170,8 @@ def list_grades(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
         ranks = dict(
             zip(field.labels, rank_measures(_list_measure_scores(each, field.labels), half, field.kin), strict=True)
         )
-        where = [each.test, each.case.data, each.case.of, each.case.point]
-        for label, (value, left) in each.of.items():
+        where = [each.test, each.case.data, each.case.test, each.case.point]
+        for label, (value, left) in each.scores.items():
             ends = compute_jackknife_band(value, left, level, SCORES[each.test].lowest, 1.0)
             yield [label, *where, value, *ends, each.chance, each.p.get(label), float(ranks[label]), each.models, ""]
         for label, why in each.why.items():
@@ -203,7 +205,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
     variance, apart, freedom = np.zeros(len(labels)), np.zeros((len(labels), len(labels))), np.inf
     same: dict[Any, list[int]] = {}
     for i, each in enumerate(tests):
-        same.setdefault((each.case.data, each.case.of, each.models), []).append(i)
+        same.setdefault((each.case.data, each.case.test, each.models), []).append(i)
     for some in same.values():
         count = tests[some[0]].models
         if count < 3:
@@ -236,7 +238,7 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
 
 def _list_measure_scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Float[np.ndarray, " k"]:
     """Lists the scores of these measures in a test, NaN without one. left: the number of the model that is left out."""
-    known = {label: score if left is None else without[left] for label, (score, without) in each.of.items()}
+    known = {label: score if left is None else without[left] for label, (score, without) in each.scores.items()}
     return np.array([known.get(label, np.nan) for label in labels])
 
 

@@ -139,7 +139,7 @@ def _read_stored(run: Finished, about: dict[str, Any]) -> GradedLayers:
 
 def _add_measure(case: Case, made: Measurement, mine: Measure) -> Case:
     """The case with this measure added."""
-    place, sign = (case.of, case.point), 1 if mine.card.larger_is_closer else -1
+    place, sign = (case.test, case.point), 1 if mine.card.larger_is_closer else -1
     if place not in made.compared:
         return case._replace(failed={**case.failed, MINE: made.failed[place]})
     like = max(case.models.values(), key=lambda models: models.truncated is not None)

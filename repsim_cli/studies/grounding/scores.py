@@ -271,10 +271,10 @@ def _average_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TestScore:
-    """of(models): the score, at most 1. chance: what a measure of noise is expected to have. lowest: the least score.
+    """compute(models): the score, at most 1. chance: what a measure of noise is expected to have. lowest: the least score.
     applies: whether the models are such that it is defined, whatever the measure. p: of a score at least as large."""
 
-    of: Callable[[Models], float]
+    compute: Callable[[Models], float]
     chance: Callable[[Models], float]
     applies: Callable[[Models], bool]
     lowest: float = 0.0
@@ -283,7 +283,7 @@ class TestScore:
 
 def _correlate_known(name: str) -> TestScore:
     return TestScore(
-        of=make_correlation_score(name),
+        compute=make_correlation_score(name),
         chance=lambda models: 0.0,
         applies=lambda models: (
             models.count >= FEWEST
@@ -303,24 +303,26 @@ def _has_damage(models: Models) -> bool:
 ACCURACY, DIVERGENCE, DISAGREEMENT = "accuracy", "output divergence", "output disagreement"
 SCORES: Mapping[str, TestScore] = {
     "identification": TestScore(
-        of=identification,
+        compute=identification,
         chance=lambda models: 1 / models.layers,
         applies=lambda models: models.layers > 1 and bool(models.pairs()),
     ),
-    "monotonicity": TestScore(of=monotonicity, chance=lambda models: 0.5, applies=lambda models: models.layers > 2),
+    "monotonicity": TestScore(
+        compute=monotonicity, chance=lambda models: 0.5, applies=lambda models: models.layers > 2
+    ),
     "order of layers": TestScore(
-        of=order_of_layers, chance=lambda models: 0.0, applies=lambda models: models.layers > 2, lowest=-1.0
+        compute=order_of_layers, chance=lambda models: 0.0, applies=lambda models: models.layers > 2, lowest=-1.0
     ),
     **{name: _correlate_known(name) for name in (ACCURACY, DIVERGENCE, DISAGREEMENT)},
     "sensitivity": TestScore(
-        of=sensitivity,
+        compute=sensitivity,
         chance=lambda models: 0.0,
         applies=lambda models: models.truncated is not None and bool(np.ptp(models.truncated.loss, 2).any()),
         lowest=-1.0,
     ),
-    "specificity": TestScore(of=specificity, chance=lambda models: 0.5, applies=_has_damage),
+    "specificity": TestScore(compute=specificity, chance=lambda models: 0.5, applies=_has_damage),
     "separation": TestScore(
-        of=separation,
+        compute=separation,
         chance=lambda models: float(
             np.mean(
                 [
@@ -332,6 +334,6 @@ SCORES: Mapping[str, TestScore] = {
         applies=lambda models: bool(_list_group_pairs(models)),
     ),
     "conformity": TestScore(
-        of=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_list_group_pairs(models))
+        compute=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_list_group_pairs(models))
     ),
 }

@@ -175,7 +175,7 @@ class Grounding(Study):
         with run.stage(f"outputs of {name}"):
             predicted = predict_classes(reader, sequences, numbers)
         layers, probes = self._layers(reader, taken, labels)
-        content = Content.of(reader, sequences, identities, by=__name__, tests=reader.tests)
+        content = Content.collect(reader, sequences, identities, by=__name__, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
             measured = self._measure(run, name, layers, content if self.cache else None)
         run.manifest[f"data of {name}"] = part.manifest["data"] | {"rows": len(numbers)}

@@ -115,7 +115,7 @@ class Layers(Study):
     def memory(self) -> dict[str, float]:
         """Bytes, estimated, of the model that takes most: what passes, the last rows of texts and their sums."""
 
-        def of(each: Extraction) -> dict[str, float]:
+        def estimate(each: Extraction) -> dict[str, float]:
             features = sum(layer.width for layer in each.layers)
             return {
                 "Python and its libraries": 0.6e9,
@@ -123,7 +123,7 @@ class Layers(Study):
                 "texts": 16.0 * self.extract.sequences * features,
             }
 
-        return max((of(each) for each in self.extractions.values()), key=lambda parts: sum(parts.values()))
+        return max((estimate(each) for each in self.extractions.values()), key=lambda parts: sum(parts.values()))
 
     def plan(self) -> dict[str, Any]:
         models = {label: each.models[label] for label, each in self.extractions.items()}

@@ -47,7 +47,7 @@ class Probed:
     mlp: Errors
     trained: Mapping[str, Sequence[str]]
 
-    def of(self, training: str, errors: Errors | None = None) -> list[list[float]]:
+    def list_lowest(self, training: str, errors: Errors | None = None) -> list[list[float]]:
         """Lists for each model that was trained so the lowest error of every target, in their order."""
         errors = self.lowest if errors is None else errors
         found = [
@@ -85,11 +85,11 @@ def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestab
 )
 def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E no layer tells c1 (0.522) or c2 (0.93) linearly, and a 2-layer MLP does."""
-    lowest = [min(sums[:-1]) for sums in errors.of(END_TO_END) if sums[:-1]]
+    lowest = [min(sums[:-1]) for sums in errors.list_lowest(END_TO_END) if sums[:-1]]
     if not lowest:
         return Untestable(NEEDS.format(END_TO_END))
     missed, value = weigh_mean(lowest, MISSED, "seed"), float(np.mean(lowest))
-    by_mlp = [max(sums[:-1]) for sums in errors.of(END_TO_END, errors.mlp) if sums[:-1]]
+    by_mlp = [max(sums[:-1]) for sums in errors.list_lowest(END_TO_END, errors.mlp) if sums[:-1]]
     if len(by_mlp) < len(lowest):  # a model may not know the sums at all; that it knows them needs no MLP
         return Weighed(value, replace(missed, above=1.0, how=f"{missed.how}, without an MLP beside each linear probe"))
     told = weigh_mean(by_mlp, MISSED, "seed")
@@ -126,7 +126,7 @@ def mlp_probes_find_all_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
 
 
 def _find(errors: Probed, training: str, of_model: Callable[[list[float]], float]) -> Weighed | Untestable:
-    worst = [of_model(sums) for sums in errors.of(training)]
+    worst = [of_model(sums) for sums in errors.list_lowest(training)]
     if not worst:
         return Untestable(NEEDS.format(training))
     return Weighed(float(np.mean(worst)), weigh_mean(worst, PERFECT, "seed"))

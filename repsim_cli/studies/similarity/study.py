@@ -163,4 +163,4 @@ class Similarity(Study):
             return self.comparison
         with run.stage("groups"):
             members = choose_models(run, self.groups, self.comparison.models)
-            return self.comparison.of([label for group in members.values() for label in group])
+            return self.comparison.keep_models([label for group in members.values() for label in group])

@@ -170,10 +170,10 @@ class StitchScores:
     answers: Int[np.ndarray, " a"]
     shared: Mapping[Stitch, Shared] = field(default_factory=dict)
 
-    def of(self, stitch: Stitch, score: str) -> Estimate:
+    def estimate(self, stitch: Stitch, score: str) -> Estimate:
         return self._mean(self.stitched[stitch][score])
 
-    def of_alone(self, tail: str, score: str) -> Estimate:
+    def estimate_alone(self, tail: str, score: str) -> Estimate:
         return self._mean(self.alone[tail][score])
 
     def penalty(self, stitch: Stitch, score: Literal["loss", "correct"] = "loss") -> Estimate:
@@ -185,7 +185,7 @@ class StitchScores:
         """Computes which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0
         where no more is known than how often each answer comes; None where the tail itself knows no more."""
         shares = self.answers / self.answers.sum()
-        known = -float((shares * np.log(shares)).sum()) - self.of_alone(stitch.tail, "loss").value
+        known = -float((shares * np.log(shares)).sum()) - self.estimate_alone(stitch.tail, "loss").value
         return 1 - self.penalty(stitch).value / known if known > 0 else None
 
     def is_misled(self, stitch: Stitch) -> bool:
@@ -267,7 +267,7 @@ def evaluate_stitches(
             weights = _sum_by_sequence(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
             alone.append(_score_sequences(uncut, uncut, len(inputs.ids)))
             for stitch in (stitch for stitch in stitches if stitch.tail == label):
-                stream = read.of(stitch).to(tail.device)
+                stream = read.take(stitch).to(tail.device)
                 layer = maps.get(stitch)
                 with tail.autocast():
                     stream = stream if layer is None else layer(stream)
@@ -334,7 +334,7 @@ class Streams:
     def last(self, tail: Whole) -> Tensor:
         return self.streams[id(tail)][tail.depth - 1]
 
-    def of(self, stitch: Stitch) -> Tensor:
+    def take(self, stitch: Stitch) -> Tensor:
         stream = self.streams[id(self.heads[stitch.head])][stitch.at]
         return alter(stitch.head.kind, {stitch.at: stream}, self.inputs, self.labels, self.seed)[stitch.at]
 

@@ -26,11 +26,11 @@ class Quantity(NamedTuple):
     """A quantity of stitched models, and its axis label."""
 
     label: str
-    of: Callable[[StitchScores, Stitch], Estimate]
+    estimate: Callable[[StitchScores, Stitch], Estimate]
 
 
 QUANTITIES = {
-    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.of(stitch, "correct")),
+    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.estimate(stitch, "correct")),
     "accuracy_penalty": Quantity(
         "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
     ),
@@ -38,7 +38,9 @@ QUANTITIES = {
     "shared": Quantity(
         "share of the tail's rows that the head's explain", lambda scores, stitch: scores.shared[stitch].forward
     ),
-    "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
+    "disagreement": Quantity(
+        "share of answers not the tail's", lambda scores, stitch: scores.estimate(stitch, "differs")
+    ),
 }
 
 
@@ -48,8 +50,8 @@ def _make_stitch_row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None
     if stitch not in scores.stitched:
         assert fit is not None
         return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
-    loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
-    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
+    loss, alone = scores.estimate(stitch, "loss").value, scores.estimate_alone(stitch.tail, "loss").value
+    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.estimate(stitch, "kl")]
     ways = scores.shared.get(stitch, [(None, None)] * 2)
     misleads = ("yes" if scores.is_misled(stitch) else "no") if stitch in scores.shared else None
     rows = [*(number for way in ways for number in way), scores.compute_kept(stitch), misleads]
@@ -58,7 +60,7 @@ def _make_stitch_row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None
 
 def _list_alone_scores(scores: StitchScores, label: str) -> list[float]:
     """Loss and accuracy of the model alone, each with its standard error."""
-    return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
+    return [*scores.estimate_alone(label, "loss"), *scores.estimate_alone(label, "correct")]
 
 
 def make_loss_curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: StitchScores) -> Curve:
@@ -77,7 +79,7 @@ def make_loss_curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: St
             "tail": stitch.tail,
             "head layer": name_layer(stitch.at),
             "tail layer": name_layer(stitch.into),
-            "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
+            "own": scores.estimate_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
             "diverged": fit.diverged,
             **({"levels": levels} if stitch.head.kind == "model" else {}),
         },
@@ -132,7 +134,7 @@ def make_group_results(
             values = np.zeros((2, len(labels), len(labels)))
             for head, tail in pairs:
                 stitch = Stitch(Head(head), tail, layer, layer)
-                values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
+                values[:, labels.index(head), labels.index(tail)] = quantity.estimate(scores, stitch)
             place = name_layer(layer)
             stem = slug(name, place)
             matrices[f"{name}, {place}"] = Matrix(

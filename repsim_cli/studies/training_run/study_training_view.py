@@ -135,7 +135,7 @@ class TrainingView(Study):
                         estimate=compared.extract.estimate,
                         tile=self.hardware.tile,
                         labels=labels,
-                        work=work.of(f"{place}-{number}"),
+                        work=work.reuse(f"{place}-{number}"),
                     )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error

@@ -210,7 +210,7 @@ class Tuned(Study):
         keys: dict[str, str | None] = {}
         if comparison.cache:
             of_blocks = {"blocks": self.blocks, "patching": self.patching}
-            content = Content.of(comparison, sequences, identities, by=__name__, **of_blocks)
+            content = Content.collect(comparison, sequences, identities, by=__name__, **of_blocks)
             keys = {x.label: content.make_change_key((self.base, x.label), comparison.measures) for x in self.tuned}
         with open_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]

@@ -58,7 +58,11 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
             with run_or_refuse(label, last):
                 _check_repeats([last.run(side.model) for _ in range(2)], side.model, label)
     if isinstance(reference, Saved):
-        tensors, units, kept = reference.list_differing(candidate.model), candidate.units, reference.of(candidate.units)
+        tensors, units, kept = (
+            reference.list_differing(candidate.model),
+            candidate.units,
+            reference.match(candidate.units),
+        )
     else:
         tensors, units, kept = weights.compare(reference.weights, candidate.weights), reference.units, []
     inside = {find_unit_key(name, units) for name, *_ in tensors.differ} - {""}
@@ -125,8 +129,8 @@ class WeightComparison:
         """Compares a part that is loaded in both."""
         if key in self.found:
             return
-        ours = self.reference.of(key)
-        self.found[key] = weights.compare(ours, self.candidate.of(key))
+        ours = self.reference.find_weights(key)
+        self.found[key] = weights.compare(ours, self.candidate.find_weights(key))
         self.norms |= weights.compute_weight_norms(ours)
         if self.found[key].differ and key:
             self.inside.add(key)

@@ -114,7 +114,7 @@ class Saved:
         """Lists the parts of whose inside sketches are kept."""
         return [key for key, call in self.calls[0].items() if call.points and call.points.checksums is not None]
 
-    def of(self, units: Sequence[ModelUnit]) -> list[dict[str, Call]]:
+    def match(self, units: Sequence[ModelUnit]) -> list[dict[str, Call]]:
         """The calls with the candidate's units in place of the reference's, which are not there."""
         own = {unit.key: unit for unit in units}
         return [

@@ -43,7 +43,7 @@ class InMemory:
         """Loads the weights of the units of this key while the context lasts; here they always are in memory."""
         return nullcontext()
 
-    def of(self, key: str) -> dict[str, Tensor]:
+    def find_weights(self, key: str) -> dict[str, Tensor]:
         """The weights of the loaded units of this key; of an empty one, those outside of all units."""
         return {name: x for name, x in self.weights.items() if find_unit_key(name, self.units) == key}
 
@@ -86,7 +86,7 @@ class OnDisk(InMemory):
         finally:
             _exchange(own, given)
 
-    def of(self, key: str) -> dict[str, Tensor]:
+    def find_weights(self, key: str) -> dict[str, Tensor]:
         return {name: x for name, x in name_weights(self.model).items() if find_unit_key(name, self.units) == key}
 
 
@@ -104,13 +104,13 @@ class _Weights(Mapping[str, Tensor]):
     def __init__(self, side: OnDisk):
         self.side = side
         self.units = {name: find_unit_key(name, side.units) for name in name_weights(side.model)}
-        self.key, self.held = "", side.of("")
+        self.key, self.held = "", side.find_weights("")
 
     def __getitem__(self, name: str) -> Tensor:
         if (key := self.units[name]) != self.key:
             self.held = {}  # before the next comes
             with self.side.load(key):
-                self.key, self.held = key, self.side.of(key)
+                self.key, self.held = key, self.side.find_weights(key)
         return self.held[name]
 
     def __contains__(self, name: object) -> bool:

@@ -33,8 +33,8 @@ def test_an_oracle_has_one_and_noise_has_chance(name):
     grouped = name in ("separation", "conformity", "identification", "monotonicity", "order of layers")
     perfect = oracle() if grouped else in_one_group(oracle())
     assert score.applies(perfect)
-    assert score.of(perfect) == pytest.approx(1)
-    values = [score.of(noise(seed)) for seed in range(100)]
+    assert score.compute(perfect) == pytest.approx(1)
+    values = [score.compute(noise(seed)) for seed in range(100)]
     error = np.std(values, ddof=1) / 10
     chance = score.chance(noise(0))
     assert abs(np.mean(values) - chance) < 4 * error
@@ -61,7 +61,7 @@ def test_a_constant_measure_gains_nothing():
     gained = {}
     for name, score in SCORES.items():
         try:
-            gained[name] = score.of(constant())
+            gained[name] = score.compute(constant())
         except Degenerate as error:
             gained[name] = str(error)
     known = {"identification": 1 / LAYERS, "monotonicity": 0.5, "specificity": 0, "separation": 6 / 38, "conformity": 0}

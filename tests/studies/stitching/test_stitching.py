@@ -185,7 +185,7 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
     for stitch in stitches:
         penalty = found.penalty(stitch)
         assert (penalty == Estimate(0.0, 0.0)) == (stitch.head.model == stitch.tail)
-        assert (found.of(stitch, "kl").value == 0.0) == (stitch.head.model == stitch.tail)
+        assert (found.estimate(stitch, "kl").value == 0.0) == (stitch.head.model == stitch.tail)
 
 
 def test_scores_are_those_of_the_outputs():
@@ -204,14 +204,14 @@ def test_scores_are_those_of_the_outputs():
     inside = inputs.mask[:, 1:]
     losses = [torch.nn.functional.cross_entropy(x[:, :-1][inside], inputs.ids[:, 1:][inside]) for x in (own, other)]
     stitch = Stitch(Head("m"), "m", 0, 1)
-    assert found.of_alone("m", "loss").value == pytest.approx(float(losses[0]), rel=1e-5)
+    assert found.estimate_alone("m", "loss").value == pytest.approx(float(losses[0]), rel=1e-5)
     assert found.penalty(stitch).value == pytest.approx(float(losses[1] - losses[0]), rel=1e-4)
     p, q = (x[:, :-1][inside].log_softmax(-1) for x in (own, other))
-    assert found.of(stitch, "kl").value == pytest.approx(float((p.exp() * (p - q)).sum(1).mean()), rel=1e-4)
+    assert found.estimate(stitch, "kl").value == pytest.approx(float((p.exp() * (p - q)).sum(1).mean()), rel=1e-4)
     right = inputs.ids[:, 1:][inside]
     lost = (p.argmax(1) == right).float().mean() - (q.argmax(1) == right).float().mean()
     assert found.penalty(stitch, "correct").value == pytest.approx(float(lost), abs=1e-6)
-    assert found.of(stitch, "differs").value == pytest.approx(float((p.argmax(1) != q.argmax(1)).float().mean()))
+    assert found.estimate(stitch, "differs").value == pytest.approx(float((p.argmax(1) != q.argmax(1)).float().mean()))
 
 
 def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
@@ -268,8 +268,8 @@ def test_classifiers_stitch():
     found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, PassSettings(batch_size=4))
     assert found.weights.tolist() == [1.0] * 6
     for stitch in stitches:
-        own, lost = found.of_alone(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
-        assert found.of(stitch, "correct").value == pytest.approx(own - lost)
+        own, lost = found.estimate_alone(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
+        assert found.estimate(stitch, "correct").value == pytest.approx(own - lost)
         if stitch.head.model == stitch.tail:
             assert lost == 0.0
 

@@ -70,7 +70,7 @@ def test_other_sums_are_no_fault_at_any_place(tmp_path, dtype):
     reference, units = saved.load(file), split_into_units(other)
     assert verify_models(reference, other, reference.batches).verdict == ROUNDING
     keys = [unit.key for unit in units]
-    of_text = reference.of(units)[0]
+    of_text = reference.match(units)[0]
     seen = replay_pass(other, units, reference.batches[0], of_text, Precisions(dtype, None), inside=keys)
     assert (seen.findings, seen.inside) == ([], [])
     assert not seen.equal
@@ -80,7 +80,7 @@ def test_equal_bits_are_recognised(references):
     model, _, sketches = references("gpt2")
     assert verify_models(sketches, model, sketches.batches).verdict == IDENTICAL
     units = split_into_units(model)
-    given = sketches.of(units)[0], Precisions(torch.float32, None)
+    given = sketches.match(units)[0], Precisions(torch.float32, None)
     assert replay_pass(model, units, sketches.batches[0], *given, inside=[unit.key for unit in units]).equal
 
 
