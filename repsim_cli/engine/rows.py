@@ -94,7 +94,7 @@ class Rows:
             rows = self.diagnosis.watch(rows, layers)
         return stream_row_batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
-    def every(self, progress: Progress) -> Iterator[RowBlock]:
+    def stream_all(self, progress: Progress) -> Iterator[RowBlock]:
         """Streams all rows of all layers as they are compared, in order; a block has whole sequences."""
         readings = self.list_readings()
         rows = self.remedies.apply(self._read_given(readings, progress), list_layers(readings))

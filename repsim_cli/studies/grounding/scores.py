@@ -271,8 +271,9 @@ def _average_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TestScore:
-    """compute(models): the score, at most 1. chance: what a measure of noise is expected to have. lowest: the least score.
-    applies: whether the models are such that it is defined, whatever the measure. p: of a score at least as large."""
+    """compute(models): the score, at most 1. chance: what a measure of noise is expected to have. lowest: the least
+    score. applies: whether the models are such that it is defined, whatever the measure. p: of a score at least as
+    large."""
 
     compute: Callable[[Models], float]
     chance: Callable[[Models], float]

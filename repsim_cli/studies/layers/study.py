@@ -173,7 +173,7 @@ class Layers(Study):
                 )
             with open_rows(run, counted, sequences) as read, run.stage("activations"):
                 progress = partial(run.progress, label=f"activations of {label}", unit="batches")
-                gathered = gather(read.every(progress), counts, len(counted.layers))
+                gathered = gather(read.stream_all(progress), counts, len(counted.layers))
                 for name, table in read.tables(counted.layers).items():
                     known = diagnosed.setdefault(name, table)
                     if known is not table:

@@ -56,21 +56,21 @@ class CrossMoments:
             product.addmm_(models[a].T, models[b])
         self.rows += len(models[0])
 
-    def across(self, a: int, b: int) -> Iterator[Float[Tensor, "neurons _"]]:
+    def compute_across(self, a: int, b: int) -> Iterator[Float[Tensor, "neurons _"]]:
         """Sums of products of the centred neurons of a model with those of each layer of another."""
         product = self._across[a, b] if a < b else self._across[b, a].T
         totals = self._total[b].split(self.widths[b])
         for part, total in zip(product.split(self.widths[b], 1), totals, strict=True):
             yield part - torch.outer(self._total[a], total) / self.rows
 
-    def within(self, model: int) -> list[Float[Tensor, "_ _"]]:
+    def compute_within(self, model: int) -> list[Float[Tensor, "_ _"]]:
         """Sums of products of the centred neurons of each layer."""
         totals = self._total[model].split(self.widths[model])
         return [x - torch.outer(t, t) / self.rows for x, t in zip(self._within[model], totals, strict=True)]
 
     def lengths(self, model: int) -> tuple[Float[Tensor, " neurons"], Bool[Tensor, " neurons"]]:
         """The norm of every centred neuron, and whether it varies."""
-        squares = torch.cat([x.diagonal() for x in self.within(model)]).clamp_min(0)
+        squares = torch.cat([x.diagonal() for x in self.compute_within(model)]).clamp_min(0)
         mean = self._shift[model] + self._total[model] / self.rows
         return squares.sqrt(), squares > CONSTANT * (squares + self.rows * mean.square())
 
@@ -112,7 +112,7 @@ def find_counterparts(
         rotated = best.repeat(rotations, 1)
         first = 0
         for layer, (products, square) in enumerate(
-            zip(moments.across(model, other), moments.within(other), strict=True)
+            zip(moments.compute_across(model, other), moments.compute_within(other), strict=True)
         ):
             products, span = products * scale[:, None], slice(first, first + len(square))
             correlations = torch.where(varying[other][span], products / lengths[other][span].clamp_min(TINY), 0.0)
