@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from repsim_cli.runs.content import Axis, Band, Curve, Numbers
+from repsim_cli.runs.content import Axis, Band, Curve, Numbers, omit_nan
 
 BANDS = {"quartiles": (25, 75), "deciles": (10, 90)}  # percentiles over layers
 
@@ -50,11 +50,6 @@ def make_curve(
         bounds=list(bounds),
         about=about,
     )
-
-
-def omit_nan(value: float) -> float | None:
-    """The value, or None in place of NaN."""
-    return None if np.isnan(value) else value
 
 
 def name_curves(curves: Sequence[Curve]) -> dict[str, Curve]:

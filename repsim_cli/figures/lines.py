@@ -13,7 +13,7 @@ from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.figures.layout import SHADED
 from repsim_cli.figures.panels import list_models, make_panels, set_headline
 from repsim_cli.figures.texts import shorten_names
-from repsim_cli.runs.content import Band, Curve
+from repsim_cli.runs.content import Band, Curve, omit_nan
 
 PANEL = (4.4, 3.2)  # inches
 UNKNOWN = "chance is not known here"
@@ -62,8 +62,7 @@ def _merge(name: str, curves: Sequence[Curve]) -> Curve:
     lines, bands = {}, {}
     for way in curves[0].lines:
         values = np.array([mark_gaps(curve.lines[way]) for curve in curves])
-        mean, low, high = ([None if np.isnan(x) else x for x in line.tolist()]
-                           for line in (values.mean(0), values.min(0), values.max(0)))  # fmt: skip
+        mean, low, high = ([*map(omit_nan, line)] for line in (values.mean(0), values.min(0), values.max(0)))
         lines[way], bands[way] = mean, Band(low=low, high=high, of="range over seeds")
     about = {**curves[0].about, "model": f"{name} (mean of {len(curves)} seeds)"}
     return replace(curves[0], lines=lines, bands=bands, errors={}, about=about)

@@ -7,6 +7,7 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.layout import find_available_width
+from repsim_cli.runs.content import ON
 
 Item = TypeVar("Item")
 ACROSS = 4  # panels side by side, or more where there are many
@@ -79,14 +80,21 @@ def set_headline(figure: Any, *lines: str) -> None:
 
 
 def list_models(models: Sequence[str]) -> str:
-    """Names models for a title, or counts them where they are many.
+    """Names models for a title, or counts them where they are many: one that read several columns is one.
 
     >>> list_models(["a"]), list_models(["a", "b", "c"]), list_models("abcde")
     ('a', 'a, b and c', '5 models')
+    >>> list_models(["a on de", "a on en", "b on de", "b on en"])
+    'a and b on 2 columns'
     """
-    if len(models) > 3:
-        return f"{len(models)} models"
-    return " and ".join(filter(None, [", ".join(models[:-1]), models[-1]]))
+    if len(models) <= 3:
+        return " and ".join(filter(None, [", ".join(models[:-1]), models[-1]]))
+    read = [model.rsplit(ON, 1) for model in models]
+    if all(len(each) == 2 for each in read):
+        names, columns = (list(dict.fromkeys(side)) for side in zip(*read, strict=True))
+        if len(models) == len(names) * len(columns) and len(columns) > 1:
+            return f"{list_models(names)}{ON}{len(columns)} columns"
+    return f"{len(models)} models"
 
 
 def name_panels(axes: Sequence[Any], names: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """The numbers of a run as files for papers and other programs: CSV, LaTeX and parquet."""
 
 import io
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from repsim_cli.base.plain import Name, encode_csv, escape, make_unique_filename
 from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.findings import answering
-from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
+from repsim_cli.runs.content import QUANTITIES, Curve, Matrix, omit_nan
 from repsim_cli.runs.reader import read_array, read_results
 from repsim_cli.runs.results import write
 
@@ -73,7 +72,7 @@ def _tabulate_matrix(folder: Path, name: str, about: str, matrix: Matrix) -> She
     values = read_array(folder, matrix.values)
     sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
     rows, columns = (names if len(names) == count else list(map(str, range(count))) for names, count in sides)
-    cells = [[row, *map(_omit_nan, numbers)] for row, numbers in zip(rows, values.tolist(), strict=True)]
+    cells = [[row, *map(omit_nan, numbers)] for row, numbers in zip(rows, values.tolist(), strict=True)]
     return Sheet(name, about, ["layer", *columns], cells, long=columns is not matrix.columns.layers)
 
 
@@ -81,13 +80,8 @@ def _tabulate_pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list
     parts = {what: read_array(folder, path) for what, path in matrix.cells.items()}
     for i, layer in enumerate(matrix.rows.layers):
         for j, other in enumerate(matrix.columns.layers):
-            cells = [_omit_nan(parts[what][i, j].item()) if what in parts else None for what in QUANTITIES]
+            cells = [omit_nan(parts[what][i, j].item()) if what in parts else None for what in QUANTITIES]
             yield [measure, matrix.rows.model, layer, matrix.columns.model, other, *cells]
-
-
-def _omit_nan(number: float) -> float | None:
-    """The number, or None in place of NaN, which says that a cell has no value."""
-    return None if math.isnan(number) else number
 
 
 def _tabulate_points(curve: Curve) -> Iterator[list[Any]]:

@@ -6,6 +6,7 @@ where it is empty.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ OF_BLOCKS, OF_WEIGHTS, DIRECTIONS = "changes of blocks", "changes of weights", "
 OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "above rounding", "effect restored"]
 # tables of two columns, who and what in a sentence, which stand before all others
 WHERE, SAME = "where it changed", "the same layer of two models"
+ON = " on "  # in a label, between a model and the column of texts that it read
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
@@ -71,6 +73,11 @@ LEFT_OUT = "features left out"
 LEFT_OUT_COLUMNS = ["model", "layer", "features left out", "which", "their share of the variance"]
 CAPPED = "directions capped"
 CAPPED_COLUMNS = ["model", "layer", "directions capped", "their share of the variance before"]
+
+
+def omit_nan(value: float) -> float | None:
+    """The value, or None in place of NaN: a gap, or a cell without a value."""
+    return None if math.isnan(value) else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)

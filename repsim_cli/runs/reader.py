@@ -16,7 +16,7 @@ import numpy as np
 from repsim_cli.base.documents import Unreadable, find_misfit, read_json, read_yaml
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import find_inside
-from repsim_cli.runs.content import BEHIND, TEXTS, WITHOUT_VALUE, Matrix, Measured, Results, Verdict
+from repsim_cli.runs.content import BEHIND, TEXTS, WITHOUT_VALUE, Matrix, Measured, Results, Verdict, omit_nan
 from repsim_cli.runs.schema import SCHEMA, from_json, to_json
 
 LOCK, STATE = ".lock", "state.safetensors"
@@ -235,7 +235,7 @@ def find_closest_cell(
     if np.isnan(nearer).all():
         return None
     i, j = np.unravel_index(np.nanargmax(nearer), nearer.shape)
-    numbers = {what: None if np.isnan(x[i, j]) else float(x[i, j]) for what, x in cells.items()}
+    numbers = {what: omit_nan(x[i, j]) for what, x in cells.items()}
     return matrix.rows.layers[i], matrix.columns.layers[j], numbers
 
 

@@ -14,7 +14,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import order_layers
-from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table
+from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table, omit_nan
 from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, RETRIEVAL
 
 Way = tuple[str, str]  # from a column to a column
@@ -117,7 +117,7 @@ def make_column_curves(run: Finished, measured: Measured, columns: Way) -> Itera
             x=Axis(name="layer"),
             y=Axis(name=f"{measured.card['label']}, {ACROSS}"),
             at=layers,
-            lines={ACROSS: [None if np.isnan(value) else float(value) for value in values]},
+            lines={ACROSS: [*map(omit_nan, values)]},
             about={"quantity": f"{measured.label} {ACROSS}", "model": model, "levels": levels},
         )
 

@@ -29,7 +29,7 @@ from repsim_cli.engine.record import make_measure_records
 from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.models.source import Source, describe_model
-from repsim_cli.runs.content import Results, Table
+from repsim_cli.runs.content import ON, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
 from repsim_cli.studies.parallel.retrieval import (
@@ -51,7 +51,7 @@ class ColumnReader(NamedTuple):
     column: str
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.column}"
+        return f"{self.model}{ON}{self.column}"
 
 
 def _check_unit(data: Parallel, extract: Extract) -> None:

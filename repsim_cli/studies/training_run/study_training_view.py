@@ -9,7 +9,7 @@ from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
-from repsim_cli.engine.curves import make_curve, name_curves, omit_nan
+from repsim_cli.engine.curves import make_curve, name_curves
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.processes import PairWork
@@ -18,7 +18,7 @@ from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.engine.without_value import collect_lacking, select_measures_with_values
-from repsim_cli.runs.content import Curve, Measured, Results, Table
+from repsim_cli.runs.content import Curve, Measured, Results, Table, omit_nan
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.trainings import (
     Gap,

@@ -7,10 +7,23 @@ from repsim_cli.base.plain import slug
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cached import Tensors
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.curves import omit_nan
 from repsim_cli.engine.without_value import Lacking, select_measures_with_values
 from repsim_cli.measures import Measure
-from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.content import (
+    CARRIED,
+    COSINE,
+    KL,
+    NEXT,
+    OWN,
+    RELATIVE,
+    Axis,
+    Curve,
+    Matrix,
+    Results,
+    Side,
+    Table,
+    omit_nan,
+)
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.tuned.blocks import END
 from repsim_cli.studies.tuned.changes import TEXTS, TOKENS, WITHOUT, Texts, decode, find_lacking

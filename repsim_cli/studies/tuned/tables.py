@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from repsim_cli.engine.cached import Tensors
-from repsim_cli.engine.curves import omit_nan
 from repsim_cli.runs.content import (
     CARRIED,
     DIRECTIONS,
@@ -13,6 +12,7 @@ from repsim_cli.runs.content import (
     OF_WEIGHTS,
     OWN,
     Table,
+    omit_nan,
 )
 from repsim_cli.studies.tuned.changes import decode
 

@@ -19,7 +19,7 @@ from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.findings.evidence import normalise_ranks
 from repsim_cli.findings.leaderboard import trust
-from repsim_cli.runs.content import GRID, Matrix, Side, Table
+from repsim_cli.runs.content import GRID, Matrix, Side, Table, omit_nan
 from repsim_cli.studies.universality.rule import (
     MARGIN,
     RELATED,
@@ -126,11 +126,6 @@ def make_factor_rows(
             sign * cell.untrained, matrix.about["tested"], sign * given.chance, float(p["chance"][i]),
             above, below, omit_nan(cell.share), margin, alike, apart, said[i],
         ]  # fmt: skip
-
-
-def omit_nan(value: float) -> float | None:
-    """Replaces NaN by None, for cells of tables."""
-    return None if np.isnan(value) else float(value)
 
 
 def list_weakest_verdicts(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:

@@ -26,7 +26,7 @@ from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, log_of, negate_evidence, weigh_lone_value
 from repsim_cli.findings.layers import read_hook_point
-from repsim_cli.runs.content import Axis, Curve, Matrix, Numbers, Table
+from repsim_cli.runs.content import Axis, Curve, Matrix, Table, omit_nan
 
 # by model, KL(block || the block before), from the second block on; NaN where one of the two has no value
 Shifts = Mapping[str, Sequence[float]]
@@ -64,11 +64,6 @@ def compute_consecutive_divergences(counts: Num[np.ndarray, "layers bins"]) -> l
 def drop_nan(numbers: Sequence[float]) -> list[float]:
     """Drops the numbers that are NaN."""
     return [number for number in numbers if not math.isnan(number)]
-
-
-def omit_nan(numbers: Sequence[float]) -> Numbers:
-    """Replaces NaN by None, for cells of tables."""
-    return [None if math.isnan(number) else number for number in numbers]
 
 
 def select_between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
@@ -176,17 +171,17 @@ def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]
     for matrix in measured:
         label, names, counts = matrix.rows.model, matrix.rows.layers, run.array(matrix.values)
         forward = compute_consecutive_divergences(counts)
-        backward = omit_nan([compute_histogram_divergence(before, after) for before, after in pairwise(counts)])
+        backward = [*map(omit_nan, (compute_histogram_divergence(*both) for both in pairwise(counts)))]
         spread = run.array(matrix.details["spread"]).tolist()
         for name, (mean, deviation, _), *kl in zip(
-            names, spread, [None, *omit_nan(forward)], [None, *backward], strict=True
+            names, spread, [None, *map(omit_nan, forward)], [None, *backward], strict=True
         ):
-            rows.append([label, name, *omit_nan([mean, deviation]), *kl])
+            rows.append([label, name, *map(omit_nan, (mean, deviation)), *kl])
         lines[f"{QUANTITY}, {label}"] = Curve(
             x=Axis(name="layer"),
             y=Axis(name="KL(layer || previous layer)", unit="nats"),
             at=names[1:],
-            lines={"KL": omit_nan(forward)},
+            lines={"KL": [*map(omit_nan, forward)]},
             about={"quantity": QUANTITY, "model": label},
         )
         by_model[label] = select_between_blocks(names, forward)
