@@ -19,7 +19,8 @@ from repsim_cli.base.registry import Registry, RegistryEntry, did_you_mean
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
-KIND = "constrained-"  # in the places of pydantic's errors, of a number that may be of several kinds
+# in the places of pydantic's errors, of a value that may be of several kinds
+KINDS = ("constrained-", "literal[", "list[", "dict[")
 Fields = dict[str, Any]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -55,8 +56,8 @@ def validate_values(schema: type[BaseModel], given: Fields) -> Any:
 def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
     """Writes pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
     for _, of_one in groupby(error.errors(include_url=False), key=_place):
-        problem, *others = of_one  # of a number of several kinds, what each asks for
-        path = ".".join(part for part in map(str, problem["loc"]) if not part.startswith(("literal[", "list[", KIND)))
+        problem, *others = of_one  # of a value of several kinds, what each asks for
+        path = ".".join(part for part in map(str, _place(problem)) if not part.startswith(KINDS))
         got, kind = repr(problem["input"])[:80], problem["type"]
         if kind == "extra_forbidden":
             yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
@@ -72,9 +73,10 @@ def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
 
 
 def _place(problem: Any) -> tuple[Any, ...]:
-    """The path of a problem, which is that of the number itself where a number may be of several kinds."""
-    parts = problem["loc"]
-    return parts[:-1] if str(parts[-1]).startswith(KIND) else parts
+    """The path of a problem, which is that of the value itself where it may be of several kinds."""
+    *parts, last = problem["loc"]
+    of_kind = str(last).startswith(KINDS) or (last == "str" and parts and not str(parts[-1]).startswith("dict["))
+    return tuple(parts) if of_kind else (*parts, last)
 
 
 def check_arguments(

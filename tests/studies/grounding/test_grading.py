@@ -64,12 +64,12 @@ def test_bands_of_ranks_are_jackknifed():
     """Of three tests of the same models, by hand."""
     a, b = planted(0, 1.0), planted(1, 0.3)
     tests = list(grade_all(case(a=a, b=b)))
-    differences = np.array([t.of["b"][1] - t.of["a"][1] for t in tests]).T
+    differences = np.array([t.scores["b"][1] - t.scores["a"][1] for t in tests]).T
     halves = 2.7764451 * differences.std(0) * 2
     ranks = np.where(np.abs(differences) <= halves, 1.5, 1 + (differences > 0))
     half = 2.7764451 * ranks.mean(1).std() * 2
     (row,) = [row for row in list_standings(tests, 0.95) if row.measure == "a"]
-    whole = np.array([t.of["b"][0] - t.of["a"][0] for t in tests])
+    whole = np.array([t.scores["b"][0] - t.scores["a"][0] for t in tests])
     assert row.mean == pytest.approx(np.where(np.abs(whole) <= halves, 1.5, 1 + (whole > 0)).mean())
     assert row.low == pytest.approx(max(1.0, row.mean - half))
     assert row.high == pytest.approx(min(3.0, row.mean + half))
