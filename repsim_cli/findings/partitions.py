@@ -47,13 +47,18 @@ class Partition:
 
 
 def convert_to_distances(values: Square, larger_is_closer: bool) -> Square:
-    """Averages both directions, with 0 on the diagonal; of similarities it takes how far they are below the largest.
+    """Averages both directions, with 0 on the diagonal; of similarities it takes how far they are below what any two
+    layers have, or every layer with itself.
 
     >>> convert_to_distances(np.array([[1.0, 0.2], [0.4, 1.0]]), True).round(6).tolist()
     [[0.0, 0.7], [0.7, 0.0]]
     """
-    both = (values + values.T) / 2
-    apart = both.max() - both if larger_is_closer else both.copy()
+    apart = (values + values.T) / 2
+    if larger_is_closer:
+        # the largest of all would do where a layer with itself is at 1; elsewhere (`ensd`) one layer's own value, or
+        # that it has none, would change how far all others are from each other
+        of_two = apart[~np.eye(len(apart), dtype=bool)].max(initial=-np.inf)
+        apart = np.fmax(of_two, apart.diagonal().min()) - apart
     np.fill_diagonal(apart, 0)
     return apart
 

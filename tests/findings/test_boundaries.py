@@ -81,6 +81,17 @@ def test_a_planted_boundary(tmp_path):
     assert (apart.verdict, apart.why, apart.over) == (UNTESTABLE, "needs 3 models, got 2 models", "2 models")
 
 
+@pytest.mark.parametrize("own", [9.0, 500.0, np.nan])
+def test_what_a_layer_has_with_itself_says_nothing_of_the_others(own):
+    """Where a measure has no largest value (`ensd`), or a layer none with itself."""
+    late = np.arange(12) >= 6
+    values = np.where(late[:, None] == late, 8.0, 3.0) + np.random.default_rng(0).normal(0, 0.1, (12, 12))
+    np.fill_diagonal(values, [9.0] * 4 + [own] + [9.0] * 7)
+    blocks = find_model_blocks(values, True)
+    assert (blocks.cut, blocks.groups) == (6, 2)
+    assert blocks.clearness > 0.1
+
+
 def test_stability_over_seeds(tmp_path):
     by_model = {"x_0": two_blocks(6), "x_1": two_blocks(6), "y_0": two_blocks(3), "y_1": STEPS, "alone": STEPS}
     run = of_run(tmp_path, {"gw": (False, by_model)})
