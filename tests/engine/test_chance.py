@@ -186,7 +186,7 @@ def find_level(measure, sides, rows, statistics=None, seed=0):
     made, _ = estimate_all_pairs(
         {"mine": measure}, lambda first: ([x[some] for x in sides] for some in rows[first:]), names=names,
         estimate="per_batch", statistics=observe,
-        places=lambda batch: index_row_places(given.of(rows[batch]), len(sides)),
+        places=lambda batch: index_row_places(given.keep(rows[batch]), len(sides)),
     )  # fmt: skip
     return chance.compute_chance_level(made["mine"], given, ""), made["mine"].statistics
 
