@@ -12,8 +12,9 @@ from typing import Any
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.measures.base import InnerProduct, Measure, OfAttention, OfHsic, Pairwise
+from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, Pairwise
 from repsim_cli.measures.cards import Card
+from repsim_cli.measures.of_attention import OfAttention
 
 __all__ = [
     "Card", "InnerProduct", "Measure", "OfAttention", "OfHsic", "Pairwise", "available", "card", "get", "names",

@@ -17,13 +17,14 @@ from torch import Tensor
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.measures.base import Measure, OfAttention
+from repsim_cli.measures.base import Measure
 from repsim_cli.measures.bases import Variance
 from repsim_cli.measures.cards import Card, Invariance, Moments, Totals, Unit
 from repsim_cli.measures.cca import make_projection_weighted_moments, make_svcca_moments
 from repsim_cli.measures.hsic import OF_COVARIANCES
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Second
+from repsim_cli.measures.of_attention import OfAttention
 from repsim_cli.measures.rank import SINGLE
 
 HEADS: frozenset[Invariance] = frozenset({"permutation_of_heads"})
