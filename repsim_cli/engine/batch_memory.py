@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from repsim_cli.engine.behind import MOST
 from repsim_cli.engine.chance import SAMPLED
+from repsim_cli.engine.cost import takes_features
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.pairs import group_by_preparation
 from repsim_cli.engine.permuted import TOGETHER
@@ -17,6 +18,7 @@ from repsim_cli.measures.cards import Slow
 from repsim_cli.measures.inner import count_largest_tile
 from repsim_cli.measures.kernels import Kernel, Packed
 from repsim_cli.measures.nearest import count_block_rows, count_neighbours
+from repsim_cli.measures.products import SUMMED, WIDE
 
 Bytes = dict[str, float]  # by part
 
@@ -27,6 +29,7 @@ MOVED = 18.0  # the same while ranked distances are brought into another order
 NEAR = 33.0  # bytes of a number of a layer while its neighbours are found: four copies in float64
 PREPARED = 24.0  # the same while another measure prepares it: three copies
 CHECKED = 400.0  # the same while its documents are checked for a null, where each row is one: spectra of them
+MULTIPLIED = 20.0  # of a product of two features: its sum, a part of it, and its square
 AUDITED = 18.0  # matrices of float64 that a second solver holds
 
 
@@ -102,29 +105,41 @@ def list_distinct_kernels(measures: Sequence[InnerProduct]) -> list[Kernel | Pac
 def _list_product_steps(batch: PlannedBatch, measures: Sequence[InnerProduct]) -> Iterator[Bytes]:
     """Preparing one layer after another; the tiles of all; the mean over pairings; some pairings drawn."""
     rows, layers, kernels = batch.rows, batch.layers, list_distinct_kernels(measures)
-    tiled = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
     held = {"states": count_states_of_products(batch, measures)}
     of_layer = SINGLE * rows * batch.widest
-    whole = any(kernel.whole for kernel in tiled)
-    copied = any(kernel.copies for kernel in tiled)
-    ranked = len(tiled) < len(kernels)
+    all_tiled = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
+    whole = any(kernel.whole for kernel in all_tiled)
+    copied = any(kernel.copies for kernel in all_tiled)
+    ranked = len(all_tiled) < len(kernels)
     yield {**held, "preparing": max(of_layer, copied * 6 * of_layer, (RANKED * ranked + FITTED * whole) * rows**2)}
-    cells = count_largest_tile(rows, batch.tile)
+    by_cell = list_distinct_kernels([measure for measure in measures if not _takes_features(batch, measure)])
+    if len(by_cell) < len(kernels):
+        side = min(batch.features, WIDE)
+        yield {**held, "products": MULTIPLIED * side**2 + 4 * SINGLE * SUMMED * side}
+    tiled = [kernel for kernel in by_cell if isinstance(kernel, Kernel)]
+    cells = count_largest_tile(rows, batch.tile) if by_cell else 0
     band = SINGLE * min(rows, batch.tile) * batch.features * len({kernel.features for kernel in tiled})
     # beside those of the kernels, as they are weighted for chance or brought to float64 for `behind.py`
-    tiles = SINGLE * layers * cells * (max(len(tiled), len(kernels) - len(tiled)) + 2 * (not batch.filed)) + band
+    tiles = SINGLE * layers * cells * (max(len(tiled), len(by_cell) - len(tiled)) + 2 * (not batch.filed)) + band
     places = min(batch.places, ROOM / (SINGLE * max(layers * rows, 1)))
-    by_place = SINGLE * layers * places * rows
-    sums = len(kernels) * (by_place + DOUBLE * layers * places**2)
+    by_place = SINGLE * layers * places * rows * bool(by_cell)
+    sums = len(by_cell) * (by_place + DOUBLE * layers * places**2)
     yield {**held, "tiles": tiles, "chance": sums}
-    yield {**held, "chance": sums + by_place + 2 * DOUBLE * layers * places**2}
-    drawn = ranked * MOVED * rows**2 + batch.pairings * max(ranked * batch.packed, of_layer * bool(tiled))
+    yield {**held, "chance": sums + by_place + 2 * DOUBLE * layers * places**2 * bool(by_cell)}
+    drawn = ranked * MOVED * rows**2 + batch.pairings * max(ranked * batch.packed, of_layer * bool(all_tiled))
     drawn += SINGLE * (SAMPLED + batch.pairings) * cells
     yield {**held, "chance": drawn * bool(batch.pairings)}
     if batch.permuted:
-        again = ranked * batch.packed * layers + bool(tiled) * SINGLE * rows * batch.features
+        again = ranked * batch.packed * layers + bool(all_tiled) * SINGLE * rows * batch.features
         moved = TOGETHER * (again + SINGLE * layers * cells)
         yield {**held, "tiles": tiles, "null": SINGLE * rows * batch.features + moved + ranked * MOVED * rows**2}
+
+
+def _takes_features(batch: PlannedBatch, measure: InnerProduct) -> bool:
+    """Tells whether a measure comes from products of features: then no cell is needed, of its values nor for the level
+    of chance."""
+    widths = [batch.features // batch.layers] * batch.layers
+    return (batch.alone or not batch.places) and not batch.filed and takes_features(measure, widths, batch.rows)
 
 
 def count_preparing(batch: PlannedBatch, *, near: bool) -> float:

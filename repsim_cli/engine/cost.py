@@ -18,6 +18,7 @@ from repsim_cli.data.network import stay_offline
 from repsim_cli.engine.bounds import convert_to_gb, describe_disk_use
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.cards import Slow
+from repsim_cli.measures.products import are_features_cheaper, have_feature_products
 from repsim_cli.models.source import Source
 
 SIDE = 1024  # of the matrices whose product is timed
@@ -146,6 +147,19 @@ def estimate_pairs_cost(
             each = features + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
             whole += estimate_products(count * each, hardware)
     return whole
+
+
+def takes_features(measure: Measure, widths: Sequence[int], rows: int) -> bool:
+    """Tells whether the values of layers of these widths come from products of features, where no cell is needed."""
+    if not isinstance(measure, InnerProduct):
+        return False
+    return have_feature_products(measure.row, measure.column) and are_features_cheaper(widths, widths, rows)
+
+
+def estimate_feature_products(widths: Sequence[int], rows: int, hardware: Hardware, *, times: float) -> Cost:
+    """Estimates so many products of the features of all layers, and preparing these."""
+    preparing = OF_FEATURES * sum(width**2 for width in widths)
+    return estimate_products(times * rows * (sum(widths) ** 2 + preparing), hardware)
 
 
 def _count_slow_operations(slow: Slow, rows: int, width: float, prepared: float) -> tuple[float, float]:

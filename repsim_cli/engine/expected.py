@@ -16,11 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.exchange import Exchange
-from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.kernels import AnyKernel
+from repsim_cli.measures.inner import Matrix, compute_inner_products, tile_packed
+from repsim_cli.measures.kernels import AnyKernel, Packed, State
+from repsim_cli.measures.products import compute_diagonals, compute_products_of_features
 
 ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
 LEAST = 0.2  # share of the squares of a matrix that must be known
+Pair = tuple[AnyKernel, AnyKernel]
 
 
 class RowPlaces(NamedTuple):
@@ -171,10 +173,10 @@ def scale(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], place
 class Collector:
     """Collects, while the tiles of kernels pass, what the means over pairings need."""
 
-    def __init__(self, places: RowPlaces, wanted: Sequence[tuple[AnyKernel, AnyKernel]]):
+    def __init__(self, places: RowPlaces, wanted: Sequence[Pair]):
         self.places, self.wanted = places, list(dict.fromkeys(wanted))
         self.sums: dict[AnyKernel, CellSums] = {}
-        self.direct: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
+        self.direct: dict[Pair, Tensor] = {}
         # one buffer for all tiles, since memory that is given back is faulted in anew
         self.room: dict[torch.dtype, Tensor] = {}
 
@@ -213,9 +215,49 @@ class Collector:
             room = self.room[block.dtype] = block.new_empty(block.numel())
         return room[: block.numel()].view(block.shape)
 
-    def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
+    def means(self) -> dict[Pair, Matrix]:
         """Computes the mean inner products of all representations, by pair of kernels."""
         return {
             (row, column): compute_mean_products(self.sums[row], self.sums[column], direct, self.places)
             for (row, column), direct in self.direct.items()
         }
+
+
+def compute_products_and_means(
+    wanted: Sequence[Pair], states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int, places: RowPlaces | None
+) -> tuple[list[Matrix], dict[Pair, Matrix]]:
+    """Computes the inner products of every wanted pair of kernels, and their means over random pairings of these
+    places, where there are any."""
+    if not wanted or places is None:
+        return (compute_inner_products(wanted, states, n, tile) if wanted else []), {}
+    crosses, means = dict[Pair, Matrix](), dict[Pair, Matrix]()
+    for pair in dict.fromkeys(wanted) if _is_row_a_unit(places) else ():
+        if (cross := compute_products_of_features(*pair, states, n)) is not None:
+            diagonals = (compute_diagonals(kernel, states[kernel]) for kernel in pair)
+            crosses[pair], means[pair] = cross, _compute_mean_of_rows(cross, *diagonals, places).cpu()
+    if left := [pair for pair in dict.fromkeys(wanted) if pair not in crosses]:
+        collector = Collector(places, left)
+        crosses |= dict(zip(left, compute_inner_products(left, states, n, tile, watch=collector), strict=True))
+        packed = {kernel: states[kernel] for pair in left for kernel in pair if isinstance(kernel, Packed)}
+        for part in tile_packed(packed, n, tile) if packed else ():
+            collector(*part)
+        means |= collector.means()
+    return [crosses[pair] for pair in wanted], means
+
+
+def _is_row_a_unit(places: RowPlaces) -> bool:
+    """Tells whether every row may take the place of every other one."""
+    return places.whole and places.count == 2 and len(places.unit.unique()) == len(places.unit)
+
+
+def _compute_mean_of_rows(
+    cross: Matrix, rows: Float[Tensor, "a n"], columns: Float[Tensor, "b n"], places: RowPlaces
+) -> Matrix:
+    """Computes the mean where every row may take the place of every other one, and those of the matrices add up to 0.
+
+    rows, columns: diagonals of the matrices.
+    """
+    together = rows @ columns.T
+    apart = rows.sum(1)[:, None] * columns.sum(1)
+    # off the diagonal, rows add up to what is minus their diagonal
+    return places.across[0, 0] * (cross + apart - 3 * together) + places.together[0, 0] * (apart - together)

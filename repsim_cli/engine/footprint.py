@@ -26,10 +26,12 @@ from repsim_cli.engine.checks import are_documents_known
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import (
     Cost,
+    estimate_feature_products,
     estimate_forward_cost,
     estimate_moments_cost,
     estimate_pairs_cost,
     estimate_sampled,
+    takes_features,
 )
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
@@ -145,13 +147,17 @@ def _estimate_memory(comparison: Comparison, rows: int, group: int | None = None
     return {part: size for part, size in (parts | max(steps, key=lambda step: sum(step.values()))).items() if size}
 
 
+def _is_row_a_document(comparison: Comparison) -> bool:
+    return comparison.significance.clusters == "row" or not are_documents_known(comparison.models)
+
+
 def plan_batch(comparison: Comparison, rows: int, group: int | None = None) -> PlannedBatch:
     """Plans a batch of so many rows, of all layers or of groups of so many features, which know no level of chance."""
     extract, significance = comparison.extract, comparison.significance
     widths = [layer.width for layer in comparison.layers]
     batches = 1 if extract.estimate == "full" else max(1, _count_extracted_rows(comparison) // max(rows, 1))
     wanted = significance.chance and extract.estimate in ("full", "per_batch") and group is None
-    by_row = significance.clusters == "row" or not are_documents_known(comparison.models)
+    by_row = _is_row_a_document(comparison)
     # all rows share one place, or two documents have it, usually
     longest = max(extract.length, DOCUMENT * comparison.data.packs(extract)) if comparison.live else rows
     places = 1 if by_row else min(rows / 2, longest)
@@ -387,6 +393,9 @@ def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int
     )
     widths = [layer.width for layer in comparison.layers]
     rows = count_rows_per_comparison(comparison)
-    return estimate_pairs_cost(
-        bounds, widths, pairs, rows, comparison.hardware, batches=batches, permutations=permutations
-    )
+    cells = comparison.significance.chance and not _is_row_a_document(comparison)
+    multiplied = [measure for measure in bounds if not cells and takes_features(measure, widths, rows)]
+    others = [measure for measure in bounds if measure not in multiplied]
+    hardware, times = comparison.hardware, len(multiplied) * batches * (1 + permutations)
+    cost = estimate_pairs_cost(others, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
+    return cost + estimate_feature_products(widths, rows, hardware, times=times)

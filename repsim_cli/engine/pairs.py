@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.expected import Collector, RowPlaces
+from repsim_cli.engine.expected import RowPlaces, compute_products_and_means
 from repsim_cli.engine.one_by_one import compute_pair_values, compute_slow_pairs, convert_to_numpy
 from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
 from repsim_cli.engine.undefined import (
@@ -41,7 +41,7 @@ from repsim_cli.measures.base import (
     run_with_label,
 )
 from repsim_cli.measures.features import PreparedFeatures
-from repsim_cli.measures.inner import Tiles, compute_inner_products, compute_products_from_tiles, tile_packed
+from repsim_cli.measures.inner import Tiles, compute_products_from_tiles
 from repsim_cli.measures.kernels import AnyKernel, Documents, Kernel, Packed, State, prepare_states, prepare_together
 
 
@@ -343,31 +343,13 @@ def _prepare_inner_products(
             for kernel in kernels
         ]
     else:
-        crosses, means = _compute_products_and_means(wanted, states, n, tile, places)
+        crosses, means = compute_products_and_means(wanted, states, n, tile, places)
     for (label, measure), cross in zip(inner.items(), crosses, strict=True):
         norms = compute_self_products(measure, cross, n, dtype)
         undefined = list_undefined_cells(failed[measure.row], failed[measure.column], count)
         given = {"names": names, "rows": n, "tile": tile, "undefined": undefined}
         given["expected"] = means.get((measure.row, measure.column))
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
-
-
-def _compute_products_and_means(
-    wanted: Sequence[tuple[AnyKernel, AnyKernel]],
-    states: Mapping[AnyKernel, Sequence[State]],
-    n: int,
-    tile: int,
-    places: RowPlaces | None,
-) -> tuple[list[Matrix], dict[tuple[AnyKernel, AnyKernel], Matrix]]:
-    """The inner products of every wanted pair of kernels, and their means over random pairings of these places."""
-    if not wanted or places is None:
-        return (compute_inner_products(wanted, states, n, tile) if wanted else []), {}
-    collector = Collector(places, wanted)
-    crosses = compute_inner_products(wanted, states, n, tile, watch=collector)
-    packed = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, Packed)}
-    for part in tile_packed(packed, n, tile) if packed else ():
-        collector(*part)
-    return crosses, collector.means()
 
 
 def _prepare_state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:

@@ -6,6 +6,7 @@ which some pair a column with itself: they are left out, as unbiased HSIC leaves
 """
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -99,7 +100,7 @@ def centre_gram_tile(fit: Columns, gram: Tensor, rows: slice, columns: slice) ->
     return centre_tile_apart(Apart(fit.offsets, fit.documents), gram, rows, columns)
 
 
-COLUMNS = Kernel(features=centre_rows, fit=fit_columns, cells=centre_gram_tile)
+COLUMNS = Kernel(features=centre_rows, fit=fit_columns, cells=centre_gram_tile, offsets=attrgetter("offsets"))
 
 
 def compute_population_cosine(products: Products) -> Matrix:

@@ -28,6 +28,10 @@ class PreparedFeatures(NamedTuple):
     def rows(self) -> int:
         return len(self.values)
 
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
     def block(self, rows: slice) -> Float[Tensor, "b k"]:
         return self.values[rows]
 
@@ -49,6 +53,10 @@ class CentredRows(NamedTuple):
     @property
     def rows(self) -> int:
         return len(self.x)
+
+    @property
+    def width(self) -> int:
+        return self.x.shape[1]
 
     def block(self, rows: slice) -> Float[Tensor, "b d"]:
         near = self.x[rows].to(self.mean.dtype) - self.mean

@@ -56,7 +56,13 @@ def centre_tile(
     return gram
 
 
-U_CENTRED = Kernel(features=centre_rows, fit=compute_half_offsets, cells=centre_tile, together=centre_together)
+def read_offsets(fit: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return fit
+
+
+U_CENTRED = Kernel(
+    features=centre_rows, fit=compute_half_offsets, cells=centre_tile, together=centre_together, offsets=read_offsets
+)
 
 
 def _change_features(kernel: Kernel, rows: Rows) -> Kernel:

@@ -1,7 +1,8 @@
 """Inner products of one symmetric (n, n) matrix per representation, for all pairs at once.
 
 There are two kinds of such matrices. A `Kernel` is computed tile by tile from the Gram matrix of features, so that no
-(n, n) matrix is held; a Gram tile serves every kernel of the same features. A `Packed` matrix needs all cells first
+(n, n) matrix is held; a Gram tile serves every kernel of the same features. Where its features tell inner products, and
+rows are many beside them, no cell is computed (`products.py`). A `Packed` matrix needs all cells first
 (ranks), or is compared cell by cell (distances); its cells i < j are held.
 All pairs of all representations are then a single product per tile, summed in float64.
 """
@@ -20,6 +21,7 @@ from repsim_cli.measures.features import (
     compute_gram_tile,
 )
 from repsim_cli.measures.kernels import AnyKernel, Kernel, Packed, State, stack_states
+from repsim_cli.measures.products import compute_products_of_features
 
 STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers
@@ -45,22 +47,26 @@ Watch = Callable[[int, slice, slice | None, Mapping[AnyKernel, Tensor]], None]
 
 
 def compute_inner_products(
-    wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int, watch: Watch = lambda *_: None
+    wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int, watch: Watch | None = None
 ) -> list[Matrix]:
     """cross[a, b] = <M_a, N_b> over all (n, n) cells, float64, for every wanted pair of kernels (M, N).
 
-    watch(weight, rows, columns, blocks): is given every tile of each `Kernel`, (representations, cells), and every part
-    of the diagonal, which has no columns and is 0 in the tiles.
+    watch(weight, rows, columns, blocks), where there is one: is given every tile of each `Kernel`, (representations,
+    cells), and every part of the diagonal, which has no columns and is 0 in the tiles.
     """
     sums: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
+    for pair in dict.fromkeys(wanted) if watch is None else ():
+        if (cross := compute_products_of_features(*pair, states, n)) is not None:
+            sums[pair] = cross
+    tiled = [pair for pair in dict.fromkeys(wanted) if pair not in sums]
     for kind in (Kernel, Packed):
-        mine = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, kind)}
+        mine = {kernel: states[kernel] for pair in tiled for kernel in pair if isinstance(kernel, kind)}
         if not mine:
             continue
         for weight, rows, columns, block in _compute_blocks(kind, mine, n, tile):
-            if kind is Kernel:
+            if kind is Kernel and watch is not None:
                 watch(weight, rows, columns, block)
-            for row, column in dict.fromkeys(wanted):
+            for row, column in tiled:
                 if row in block:
                     part = weight * _compute_row_products(block[row], block[column])
                     sums[row, column] = sums[row, column] + part if (row, column) in sums else part

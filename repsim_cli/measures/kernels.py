@@ -29,6 +29,8 @@ class Kernel:
     copies: how many copies of the rows the features hold, for the estimate of memory.
     together(xs): the features of several representations at once, each or why it has none; fit and cells then take
         several too, (l, n) and (l, a, b). On a GPU a step that is started has a price, so that layers go together.
+    offsets(fit): the o, where M is the Gram matrix of features without column means, plus o_i + o_j, with 0 on the
+        diagonal: products of features then tell inner products, as they do where cells are those of the Gram matrix.
     documents: of the rows whose pairs are left out; the fit then takes them too, and is made anew for other orders of
         the rows. Kernels that differ in them alone are equal, since a batch of rows has one list of documents.
     """
@@ -39,6 +41,7 @@ class Kernel:
     whole: bool = False
     copies: float = 0.0
     together: Callable[[Sequence[Tensor]], list[Any]] | None = None
+    offsets: Callable[[Any], Tensor] | None = None
     documents: Documents | None = field(default=None, compare=False)
 
     def fit_to(self, features: AnyFeatures) -> Any:

@@ -46,13 +46,11 @@ def plan_one(measure: Any, rows: int = ROWS, width: int = WIDTH, **more: Any) ->
 
 
 @pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize("name", measures.names("activations"))
+@pytest.mark.parametrize("name", [name for name in measures.names("activations") if measures.get(name).slow is None])
 @pytest.mark.filterwarnings("ignore")
 def test_states_are_as_large_as_planned(name: str, width: int):
-    """Of every measure that prepares states in memory: at most a fifth more than is held, and hardly less."""
+    """Of every measure that prepares states in memory, not in files: at most a fifth more than is held, and hardly less."""
     measure, x = measures.get(name), torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0))
-    if measure.slow is not None:
-        pytest.skip("states of slow measures lie in files")
     seen = {x.untyped_storage().data_ptr()}
     if isinstance(measure, InnerProduct):
         held = count_held(list(prepare_states([measure.row, measure.column], x, {}).values()), seen)
@@ -71,7 +69,7 @@ def test_tiles_have_room_as_planned():
     assert count_largest_tile(100, 512) == 100**2
     assert count_largest_tile(600, 512) == 256**2  # of the tiles on the diagonal, where few rows are left beside
     measure = measures.get("cka_unbiased")
-    many, few = (estimate_batch_memory(plan_one(measure, rows, 8, layers=50)) for rows in (1024, 64))
+    many, few = (estimate_batch_memory(plan_one(measure, rows, 64, layers=50, features=50 * 64)) for rows in (1024, 64))
     assert many["tiles"] >= 4 * 50 * 512**2
     assert "tiles" not in few or few["tiles"] < 4 * 50 * 512**2 / 10  # a tile is no larger than the rows
 

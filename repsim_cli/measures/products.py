@@ -1,0 +1,143 @@
+"""Inner products of Gram matrices from products of features, where there are many more rows than features.
+
+<XX', YY'> = |X'Y|^2 takes n d_x d_y operations, where the cells of both matrices take n^2 d. Gram matrices of features
+without column means, plus o_i + o_j, with 0 on the diagonal, have the inner product
+|X'Y|^2 + 2 n o.p + 2 sum(o) sum(p) - sum_i (|x_i|^2 + 2 o_i) (|y_i|^2 + 2 p_i).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.base.gram import gram_matrix, squared_norms
+from repsim_cli.measures.features import AnyFeatures, CentredRows
+from repsim_cli.measures.kernels import AnyKernel, Kernel, State, keep_gram
+
+SUMMED = 2048  # rows whose products are summed in float32, before the sum is added in float64
+WIDE = 2048  # features of a side of a product
+CHEAPER = 2.0  # how many times the operations of cells must be those of features
+# least share of |X'X|^2 that the squared norm without diagonal is: beside few heavy rows others lose their digits
+LEFT = {torch.float32: 1 / 16, torch.float64: 1e-6}
+
+
+def have_feature_products(row: AnyKernel, column: AnyKernel) -> bool:
+    """Tells whether inner products of two kernels follow from products of features."""
+    if not (isinstance(row, Kernel) and isinstance(column, Kernel) and row.documents is column.documents is None):
+        return False
+    plain = row.cells is keep_gram and column.cells is keep_gram
+    return plain or (row.offsets is not None and column.offsets is not None)
+
+
+def are_features_cheaper(rows: Sequence[int], columns: Sequence[int], n: int) -> bool:
+    """Tells whether products of features of these widths take far fewer operations than n^2 cells.
+
+    >>> are_features_cheaper([64, 64], [64, 64], 1000), are_features_cheaper([768] * 12, [768] * 12, 4096)
+    (True, False)
+    """
+    features = n * sum(rows) * sum(columns)
+    cells = n**2 * (max(sum(rows), sum(columns)) + len(rows) * len(columns))
+    return CHEAPER * features <= cells
+
+
+def compute_products_of_features(
+    row: AnyKernel, column: AnyKernel, states: Mapping[AnyKernel, Sequence[State]], n: int
+) -> Float[Tensor, "a b"] | None:
+    """Computes cross[a, b] = <M_a, N_b> over all (n, n) cells, float64; None where cells have to be computed, are
+    cheaper or keep more digits."""
+    if not have_feature_products(row, column):
+        return None
+    rows, columns = states[row], states[column]
+    if not are_features_cheaper(*([state.features.width for state in side] for side in (rows, columns)), n):
+        return None
+    hollow = isinstance(row, Kernel) and row.offsets is not None
+    if hollow and not all(map(_keeps_digits, rows if row is column else (*rows, *columns))):
+        return None
+    cross = sum_squared_products(*([state.features for state in side] for side in (rows, columns)))
+    if not hollow:
+        return cross
+    (o, left), (p, right) = (_take_offsets(kernel, states[kernel]) for kernel in (row, column))
+    return cross + 2 * n * o @ p.T + 2 * o.sum(1)[:, None] * p.sum(1) - left @ right.T
+
+
+def compute_diagonals(kernel: AnyKernel, states: Sequence[State]) -> Float[Tensor, "r n"]:
+    """Computes the diagonals of the matrices whose inner products follow from products of features."""
+    norms = torch.stack([_compute_row_norms(state.features) for state in states])
+    return norms if isinstance(kernel, Kernel) and kernel.cells is keep_gram else torch.zeros_like(norms)
+
+
+def _compute_row_norms(features: AnyFeatures) -> Float[Tensor, " n"]:
+    return features.norms if isinstance(features, CentredRows) else squared_norms(features.values)
+
+
+def _keeps_digits(state: State) -> bool:
+    """Tells whether the squared norm of a matrix without diagonal is enough of that of its Gram matrix."""
+    features, norms = state.features, _compute_row_norms(state.features)
+    n, least, square = len(norms), LEFT[features.block(slice(1)).dtype], float(norms.sum()) ** 2
+    taken = float(norms.square().sum()) * n / (n - 2) - square / ((n - 1) * (n - 2))
+    if taken <= (1 - least) * square / features.width:  # |X'X|^2 is no less than that
+        return True
+    return taken <= (1 - least) * float(sum_squared_products([features], [features]))
+
+
+def _take_offsets(kernel: Kernel, states: Sequence[State]) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]]:
+    """Takes the offsets of representations, and what they add up to on the diagonal, float64."""
+    assert kernel.offsets is not None
+    offsets = torch.stack([kernel.offsets(state.fit).double() for state in states])
+    return offsets, torch.stack([_compute_row_norms(state.features) for state in states]) + 2 * offsets
+
+
+def sum_squared_products(
+    rows: Sequence[AnyFeatures], columns: Sequence[AnyFeatures], *, wide: int = WIDE
+) -> Float[Tensor, "a b"]:
+    """Computes |X_a'Y_b|^2 of all pairs, float64, from few rows and `wide` features at a time."""
+    same = len(rows) == len(columns) and all(a is b for a, b in zip(rows, columns, strict=True))
+    found = rows[0].block(slice(1)).new_zeros(len(rows), len(columns), dtype=torch.float64)
+    groups = _group_features(rows, wide)
+    for i, left in enumerate(groups):
+        for right in groups[i:] if same else _group_features(columns, wide):
+            product = _multiply(rows, left, columns, right, alike=same and left is right).square_()
+            for (a, _), strip in zip(left, product.split(_count_features(left)), strict=True):
+                for (b, _), part in zip(right, strip.split(_count_features(right), 1), strict=True):
+                    found[a, b] += part.sum()
+                    if same and left is not right:
+                        found[b, a] += part.sum()
+    return found
+
+
+Group = list[tuple[int, slice]]  # representations, and which of their features
+
+
+def _group_features(parts: Sequence[AnyFeatures], wide: int) -> list[Group]:
+    """Cuts the features of representations into groups of at most so many."""
+    groups, left = list[Group](), 0
+    for a, features in enumerate(parts):
+        for start in range(0, features.width, wide):
+            piece = slice(start, min(start + wide, features.width))
+            if piece.stop - piece.start > left:
+                groups.append([])
+                left = wide
+            groups[-1].append((a, piece))
+            left -= piece.stop - piece.start
+    return groups
+
+
+def _count_features(group: Group) -> list[int]:
+    return [piece.stop - piece.start for _, piece in group]
+
+
+def _multiply(
+    rows: Sequence[AnyFeatures], left: Group, columns: Sequence[AnyFeatures], right: Group, *, alike: bool
+) -> Float[Tensor, "d e"]:
+    """Multiplies the features of two groups over the rows. alike: they are one group."""
+    first = rows[0].block(slice(1))
+    total = first.new_zeros(sum(_count_features(left)), sum(_count_features(right)), dtype=torch.float64)
+    for start in range(0, rows[0].rows, SUMMED):
+        some = slice(start, start + SUMMED)
+        x = torch.cat([rows[a].block(some)[:, piece] for a, piece in left], 1)
+        if alike:
+            total += gram_matrix(x.T)
+        else:
+            total += x.T @ torch.cat([columns[b].block(some)[:, piece] for b, piece in right], 1)
+    return total
