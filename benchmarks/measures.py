@@ -3,6 +3,7 @@
     python benchmarks/measures.py             every measure, one thread: speed-up and error
     python benchmarks/measures.py full        260 layers, 4096 rows, 768 features, unbiased CKA
     python benchmarks/measures.py joint       8 models, 182 layers: one joint pass against one pass per pair of models
+    python benchmarks/measures.py single      a call for two arrays against lines of numpy, where rows are many
     python benchmarks/measures.py growth      seconds by layers, rows and width, as a figure
     python benchmarks/measures.py peers       pytorch-cka and rsatoolbox, where they are installed
 
@@ -393,13 +394,37 @@ def peers() -> None:
     )
 
 
+def numpy_cka(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    return float(np.linalg.norm(x.T @ y) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
+
+
+def numpy_regression(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    return float(np.linalg.norm(np.linalg.qr(y)[0].T @ x) ** 2 / np.linalg.norm(x) ** 2)
+
+
+def single() -> None:
+    """A call for two arrays of float64, against what a user would write in numpy, which checks nothing."""
+    print(f"{machine()}\n\n| measure | rows x features | numpy | here | |\n| --- | --- | --- | --- | --- |")
+    rng = np.random.default_rng(0)
+    for name, peer in (("cka", numpy_cka), ("linear_regression", numpy_regression)):
+        for n, d in ((4096, 64), (50_000, 64), (20_000, 768)):
+            shared = rng.normal(size=(n, 24))
+            x, y = (shared @ rng.normal(size=(24, d)) + rng.normal(size=(n, d)) for _ in range(2))
+            measure = measures.get(name)
+            assert abs(measure(x, y) - peer(x, y)) < 1e-9
+            theirs, ours = (min(cpu_seconds(lambda f=f: f(x, y)) for _ in range(3)) for f in (peer, measure))
+            print(f"| `{name}` | {n:,} x {d} | {theirs:.3f} s | {ours:.3f} s | {theirs / ours:.1f} x |")
+
+
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return f"{name}, torch {torch.__version__}, numpy {np.__version__}"
 
 
-COMMANDS = {"full": full, "joint": joint, "growth": growth, "peers": peers}
+COMMANDS = {"full": full, "joint": joint, "growth": growth, "peers": peers, "single": single}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

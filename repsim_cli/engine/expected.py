@@ -233,8 +233,8 @@ def compute_products_and_means(
     crosses, means = dict[Pair, Matrix](), dict[Pair, Matrix]()
     for pair in dict.fromkeys(wanted) if _is_row_a_unit(places) else ():
         if (cross := compute_products_of_features(*pair, states, n)) is not None:
-            diagonals = (compute_diagonals(kernel, states[kernel]) for kernel in pair)
-            crosses[pair], means[pair] = cross, _compute_mean_of_rows(cross, *diagonals, places).cpu()
+            rows, columns = (compute_diagonals(kernel, states[kernel]) for kernel in pair)
+            crosses[pair], means[pair] = cross, _compute_mean_of_rows(cross, rows, columns, places).cpu()
     if left := [pair for pair in dict.fromkeys(wanted) if pair not in crosses]:
         collector = Collector(places, left)
         crosses |= dict(zip(left, compute_inner_products(left, states, n, tile, watch=collector), strict=True))

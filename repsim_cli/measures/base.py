@@ -190,17 +190,21 @@ class InnerProduct(Measure):
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, _ = self.sides(x, y, labels)
-        kernels = list(dict.fromkeys((self.row, self.column)))
-        prepared = [
-            run_with_label(name, lambda side=side: prepare_states(kernels, side, {}))
-            for name, side in (("x", x), ("y", y))
-        ]
-        states = {kernel: [by_kernel[kernel] for by_kernel in prepared] for kernel in kernels}
+        sides = (
+            {self.row: {"x": x}, self.column: {"y": y}} if self.row is not self.column else {self.row: {"x": x, "y": y}}
+        )
+        states = {
+            kernel: [
+                run_with_label(name, lambda k=kernel, side=side: prepare_states([k], side, {})[k])
+                for name, side in of.items()
+            ]
+            for kernel, of in sides.items()
+        }
         cross = compute_inner_products([(self.row, self.column)], states, len(x), Hardware.tile)[0]
         norms = compute_self_products(self, cross, len(x), x.dtype)
         try:
             values = compute_values_from_products(self, cross, norms, states[self.row], states[self.column])
-            return float(clamp_to_bounds(self.card, values)[0, 1])
+            return float(clamp_to_bounds(self.card, values)[0, -1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 

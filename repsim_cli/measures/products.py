@@ -49,7 +49,8 @@ def compute_products_of_features(
     if not have_feature_products(row, column):
         return None
     rows, columns = states[row], states[column]
-    if not are_features_cheaper(*([state.features.width for state in side] for side in (rows, columns)), n):
+    widths, of_columns = ([state.features.width for state in side] for side in (rows, columns))
+    if not are_features_cheaper(widths, of_columns, n):
         return None
     hollow = isinstance(row, Kernel) and row.offsets is not None
     if hollow and not all(map(_keeps_digits, rows if row is column else (*rows, *columns))):
@@ -81,8 +82,9 @@ def _keeps_digits(state: State) -> bool:
     return taken <= (1 - least) * float(sum_squared_products([features], [features]))
 
 
-def _take_offsets(kernel: Kernel, states: Sequence[State]) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]]:
+def _take_offsets(kernel: AnyKernel, states: Sequence[State]) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]]:
     """Takes the offsets of representations, and what they add up to on the diagonal, float64."""
+    assert isinstance(kernel, Kernel)
     assert kernel.offsets is not None
     offsets = torch.stack([kernel.offsets(state.fit).double() for state in states])
     return offsets, torch.stack([_compute_row_norms(state.features) for state in states]) + 2 * offsets
