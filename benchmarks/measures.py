@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -414,7 +415,7 @@ def single() -> None:
             x, y = (shared @ rng.normal(size=(24, d)) + rng.normal(size=(n, d)) for _ in range(2))
             measure = measures.get(name)
             assert abs(measure(x, y) - peer(x, y)) < 1e-9
-            theirs, ours = (min(cpu_seconds(lambda f=f: f(x, y)) for _ in range(3)) for f in (peer, measure))
+            theirs, ours = (min(cpu_seconds(partial(f, x, y)) for _ in range(3)) for f in (peer, measure))
             print(f"| `{name}` | {n:,} x {d} | {theirs:.3f} s | {ours:.3f} s | {theirs / ours:.1f} x |")
 
 
