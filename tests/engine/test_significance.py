@@ -592,6 +592,37 @@ def judged_of(observed, null, settings, places):
     return judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), places)
 
 
+def draw_pairings(documents, sides, batch=0, **settings):
+    """What CKA of a batch is observed with beside its values."""
+    return judging.draw_pairings(
+        Significance(method="permutation", **settings), {"cka": measures.get("cka")}, documents,
+        names=["a", "b"], seed=0, tile=512, labels=lambda batch: None,
+        notes=lambda batch, label, shape: np.full(shape, np.nan),
+    )(batch, sides)  # fmt: skip
+
+
+def test_documents_are_shuffled_or_move_on_by_as_many():
+    """Every drawn value under `shifts` is that of one side moved on by whole documents; of other orders few are."""
+    sides = independent(36, 0)
+    documents = segments.find_segments([np.repeat(np.arange(12), 3)], [np.tile([segments.BOTH, 0, 0], 12)])
+    moved = [float(measures.get("cka")(sides[0], sides[1].roll(3 * k, 0))) for k in range(12)]
+    for order in ("shifts", "any"):
+        found = draw_pairings(documents, sides, permutations=99, order=order)
+        drawn = found["cka", "null"][:, 0, 1].numpy()
+        assert len(drawn) == 99
+        assert float(found["cka", "tested"][0, 1]) == pytest.approx(moved[0])
+        hits = np.isclose(drawn[:, None], moved, rtol=1e-9, atol=0).any(1).mean()
+        assert hits == 1 if order == "shifts" else hits < 0.1
+
+
+def test_a_batch_without_documents_that_trade_places_is_not_tested():
+    rows = [np.repeat(np.arange(12), 3), np.full(36, 12)]
+    begins = [np.tile([segments.BOTH, 0, 0], 12), np.array([segments.BOTH, *[0] * 35])]
+    documents = segments.find_segments(rows, begins)
+    assert draw_pairings(documents, independent(36, 0), batch=1) == {}
+    assert draw_pairings(documents, independent(36, 0), permutations=19) != {}
+
+
 def test_the_family_is_a_map_or_the_run():
     """Three models of two layers: max-T over the twelve cells across and the three within, or over each map."""
     observed, null = (x.view(-1, 6, 6) for x in planted(0, cells=36, true=4))
@@ -611,6 +642,9 @@ def test_the_family_is_a_map_or_the_run():
     )
     assert (made["map"].p_family <= made["run"].p_family).all()
     assert [made[of].null["families"] for of in made] == [6, 1]
+    holm = judged_of(observed, null, Significance(method="permutation", family="holm", family_of="run"), places)
+    assert holm.p_family[cells].tolist() == corrections.correct_by_holm(holm.p[cells]).tolist()
+    assert (holm.null["family"], made["run"].null["family"]) == ("holm", "max_t")
 
 
 def test_q_is_given_where_it_can_be_small():
@@ -633,6 +667,35 @@ def test_q_is_given_where_it_can_be_small():
     assert some[:2, 2:].isnan().all()
     assert q_of(198, "run") == (None, 199)
     assert q_of(199, "run")[1] is None
+
+
+def judge_z(z, skewness, heaviness):
+    """The significance of a map in closed form, from z of each batch."""
+    fill = torch.ones_like(z[0])
+    seen = {"z": z.mean(0), "skewness": skewness * fill, "heaviness": heaviness * fill}
+    matrix = SimilarityMatrix(values=fill, se=None, estimate="per_batch", rows=1, batches=len(z), statistics=seen)
+    settings = Significance(method="closed_form")
+    return judging.judge(settings, measures.get("cka"), matrix, None, [slice(0, len(fill))])
+
+
+def test_p_in_closed_form_is_that_of_all_batches_together():
+    """Four gamma variables of shape 2 are one of shape 8; of four of t with 8 degrees of freedom, 1 and 0.1 % are found."""
+    rng = np.random.default_rng(0)
+    z = rng.gamma(2, size=(4, 20, 20))
+    p = judge_z(torch.from_numpy((z - 2) / 2**0.5), 2**0.5, 0.0).p
+    np.testing.assert_allclose(p, scipy.stats.gamma.sf(z.sum(0), 8), atol=1e-6)
+    p = judge_z(torch.from_numpy(rng.standard_t(8, size=(4, 300, 300)) * (6 / 8) ** 0.5), 0.0, 6 / 4).p
+    for level in (0.01, 0.001):
+        assert float((p < level).double().mean()) == pytest.approx(level, abs=4 * (level / 90_000) ** 0.5 + 0.1 * level)
+
+
+def test_a_tail_that_moments_do_not_tell_has_no_corrected_p():
+    """Of a skewness of 4, or a heaviness of 8, in one batch; that of four batches is half of it, or a quarter."""
+    for skewness, heaviness in ((4.0, 0.0), (0.0, 8.0)):
+        for batches in (1, 4):
+            judged = judge_z(torch.zeros(batches, 3, 3, dtype=torch.float64), skewness, heaviness)
+            assert (judged.p_family is None) == (judged.q is None) == (batches == 1)
+            assert judged.p.isfinite().all()
 
 
 def test_heavy_rows_keep_their_level_at_the_tail():

@@ -203,6 +203,21 @@ def test_a_layer_and_its_copy_are_no_sub_network():
     assert convert_to_affinities(np.array([[1, -0.2], [-0.2, 1]]), True).tolist() == [[0, 0], [0, 0]]
 
 
+def test_affinities_are_inverse_distances_from_a_quarter_of_their_median_on():
+    """Distances 0, 1, 2, 4, 8 and 16, whose median is 4 without the 0; both directions are averaged."""
+    values = mirrored(np.array([[0, 0, 4, 16], [0, 0, 1, 8], [0, 0, 0, 2], [0, 0, 0, 0.0]]))
+    near = convert_to_affinities(values + np.triu(values) - np.tril(values), False)
+    expected = mirrored(np.array([[0, 1, 1 / 4, 1 / 16], [0, 0, 1, 1 / 8], [0, 0, 0, 1 / 2], [0, 0, 0, 0]]))
+    np.testing.assert_allclose(near, expected)
+
+
+def test_layers_of_which_most_are_the_same_have_surrogates():
+    """Also where the first and the last, the only ones so far apart, are the same."""
+    at = np.array([0, 1] + [0] * 9)
+    values = np.abs(at[:, None] - at).astype(float)
+    assert all(np.isfinite(other).all() and (other >= 0).all() for other in draw_surrogates(values))
+
+
 @given(SIZES, SEEDS)
 def test_clusters_are_scikit_learns(sizes, seed):
     _, values = planted(sizes, seed, contrast=2.0, noise=0.4)
