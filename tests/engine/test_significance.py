@@ -224,6 +224,23 @@ def test_calibrated_score_by_hand():
     assert float(judging.calibrate(observed * 0.3, threshold, card)) == 0
     distance = measures.card("procrustes")
     assert float(judging.p_values(observed, null, distance)) == 1
+    assert float(judging.calibrate(0.3 * observed, threshold, distance)) == pytest.approx(0.13 / 0.4)
+    endless = replace(card, bounds=(None, None))
+    assert float(judging.calibrate(observed, threshold, endless)) == pytest.approx(0.5)
+    assert float(judging.calibrate(0.3 * observed, threshold, replace(endless, larger_is_closer=False))) == (
+        pytest.approx(0.13)
+    )
+
+
+def test_the_threshold_is_without_what_pairings_keep_by_leaving_rows_in_place():
+    """The threshold by hand, 0.4, less what drawn pairings have on average beyond those that leave no row in place."""
+    null = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).view(4, 1, 1)
+    observed = torch.tensor([[0.9]], dtype=torch.float64)
+    seen = {"tested": observed, "null": null, "away": torch.tensor([[0.2]], dtype=torch.float64)}
+    matrix = SimilarityMatrix(values=observed, se=None, estimate="full", rows=40, batches=1, statistics=seen)
+    settings = Significance(method="permutation", alpha=0.2)
+    judged = judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), [slice(0, 1)])
+    assert float(judged.calibrated) == pytest.approx((0.9 - 0.35) / 0.65)
 
 
 def test_jackknife_against_the_bootstrap_and_its_coverage():
@@ -304,6 +321,9 @@ def test_bands_stay_within_what_a_measure_can_be():
     low, high = judging.compute_t_intervals(values, se, 4, Significance(), measures.card("cka"))
     assert float(high) == 1
     assert float(low) == pytest.approx(0.99 - 3.182446 * 0.1, abs=1e-6)
+    for name, least in (("cka", 0), ("cka_unbiased", 0.01 - 3.182446 * 0.1)):
+        low, _ = judging.compute_t_intervals(values - 0.98, se, 4, Significance(), measures.card(name))
+        assert float(low) == pytest.approx(least, abs=1e-6)
 
 
 def test_errors_of_a_ratio_of_sums():
