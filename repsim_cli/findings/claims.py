@@ -10,6 +10,7 @@ model, a seed, a pair of models or a task, never a layer or a row of one model, 
 fine-tunings of one base tell of this base alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -67,10 +68,12 @@ def judge(value: float, threshold: float, evidence: Evidence, published: Side = 
     p, opposite, beyond = evidence.above, evidence.below, value >= threshold
     if published == "below":
         p, opposite, beyond = opposite, p, value <= threshold
-    numbers = {"p": p, "opposite_p": opposite, "se": evidence.se, "units": evidence.units, "unit": evidence.unit}
+    units = {"units": evidence.units, "unit": evidence.unit}
+    numbers = {"p": p, "opposite_p": opposite, "se": evidence.se, **units}
+    if not math.isfinite(value):
+        return Judgement(verdict=UNTESTABLE, value=None, why="a value that it rests on is not known", **units)
     if evidence.smallest >= 1:  # no p at all
-        numbers = {"units": evidence.units, "unit": evidence.unit}
-        return Judgement(verdict=UNTESTABLE, value=value, why=f"needs {evidence.needs}, got {evidence.how}", **numbers)
+        return Judgement(verdict=UNTESTABLE, value=value, why=f"needs {evidence.needs}, got {evidence.how}", **units)
     if evidence.smallest > LEVEL:
         why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs {evidence.needs}"
         return Judgement(verdict=UNTESTABLE, value=value, why=why, **numbers)

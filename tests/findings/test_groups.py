@@ -321,6 +321,17 @@ def test_claims_on_similarity_and_distance():
     assert clusters_are_the_groups(GroupDistances(small.groups, found.values)).verdict == "not testable here"
 
 
+def test_a_pair_of_models_without_a_value_is_no_verdict():
+    """Of which no statistic is as large as any: p would be 0."""
+    values = planted(np.random.default_rng(7), apart=0.5)
+    values[2, 7] = values[7, 2] = np.nan
+    depths = Depths(models(5, 5), values, np.array([0.25, 0.5, 0.75, 1.0]), False)
+    for claim in (groups_differ_late, groups_alike_early, penalties.early_layers_cost_little):
+        found = claim(depths)
+        assert (found.verdict, found.value, found.p) == ("not testable here", None, None)
+        assert found.why == "a value that it rests on is not known"
+
+
 def test_the_early_share_has_the_error_of_the_jackknife():
     groups, shares = models(5, 5), np.array([0.25, 0.5, 0.75, 1.0])
     values = planted(np.random.default_rng(7), apart=0.5)
