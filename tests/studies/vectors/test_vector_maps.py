@@ -11,20 +11,24 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors
 import safetensors.numpy
+import scipy.spatial
+import scipy.stats
 from helpers.recorded import recorded
 
 import repsim_cli
 from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centre
-from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_readers
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     DIRECTION,
     MAIN,
     PROBE,
     VECTOR_MAPS,
+    compute_chance_recall,
     divide_over_documents,
     hold_out,
     retrieve_nearest,
     score_mapped_rows,
+    score_retrieved_neighbours,
 )
 from repsim_cli.studies.vectors.stored import load_map
 
@@ -72,8 +76,10 @@ def test_planted_rotations_are_recovered_as_well_as_theory_says(noise):
             assert (r2, recall) == (pytest.approx(1), 1), kind
 
 
-def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses():
-    x, y, _ = planted(2.0, 0, n=40)
+@pytest.mark.parametrize("noise", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("n", [8, 20, 40])
+def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses(n, noise):
+    x, y, _ = planted(noise, 0, n=n)
     total = np.square(x - x.mean(0)).sum()
 
     def left_out(penalty):
@@ -88,7 +94,20 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses():
     fit = KINDS["ridge"](centre(x, y), D)
     errors = [left_out(penalty) for penalty in PENALTIES]
     assert fit.facts["penalty"] == PENALTIES[int(np.argmin(errors))]
-    assert 0 < np.argmin(errors) < len(errors) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_origin_and_the_unit_of_rows_change_no_map(kind):
+    """Nor do columns that say the same again; of rows that are all equal the mean is predicted."""
+    x, y, _ = planted(0.5, 0, n=60)
+    fit = KINDS[kind](centre(x, y), 3)
+    moved = KINDS[kind](centre(1e3 * x + 50, y), 3)
+    np.testing.assert_allclose(moved(1e3 * x + 50), fit(x), rtol=1e-6, atol=1e-6)
+    if kind != "rotation":
+        twice = KINDS[kind](centre(np.hstack([x, x]) / 2**0.5, y), 3)
+        np.testing.assert_allclose(twice(np.hstack([x, x]) / 2**0.5), fit(x), rtol=1e-6, atol=1e-6)
+    equal = KINDS[kind](centre(np.ones((60, 4)), y), 3)
+    np.testing.assert_allclose(equal(np.full((5, 4), 7.0)), np.tile(y.mean(0), (5, 1)))
 
 
 def test_a_map_of_low_rank_is_as_good_as_what_is_planted():
@@ -116,6 +135,68 @@ def test_neighbours_are_rows_of_other_documents():
     x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     assert retrieve_nearest(x, x, np.arange(4))[:, 0].tolist() == [1, 0, 3, 2]
     assert retrieve_nearest(x, x, np.array([0, 0, 1, 1]))[:, 0].tolist() == [3, 3, 1, 1]
+
+
+def test_neighbours_are_by_cosine():
+    """The lengths of rows change nothing, and a row of zeros is as far from all."""
+    rng = np.random.default_rng(0)
+    x, store = rng.normal(size=(2, 30, 4))
+    lengths = 10.0 ** rng.integers(-3, 4, (2, 30, 1))
+    found = retrieve_nearest(x, store, np.arange(30))
+    assert (retrieve_nearest(lengths[0] * x, lengths[1] * store, np.arange(30)) == found).all()
+    away = [scipy.spatial.distance.cosine(x[3], row) for row in store]
+    assert found[3].tolist() == [i for i in np.argsort(away) if i != 3][:10]
+    x[0] = 0
+    assert retrieve_nearest(x, store, np.arange(30))[0].tolist() == list(range(1, 11))
+
+
+def test_intervals_over_documents_are_students_and_of_ratios_the_jackknifes():
+    """Of rows of documents of one row exactly; of uneven documents within a few percent."""
+    rng = np.random.default_rng(1)
+    part = rng.normal(size=6) - 3
+    found = divide_over_documents(part, np.ones(6), np.arange(6), np.inf)
+    low, high = scipy.stats.ttest_1samp(part, 0).confidence_interval(0.95)
+    assert found == pytest.approx((part.mean(), low, high))
+    assert divide_over_documents(part, np.ones(6), np.arange(6), -3.0).high == -3
+    documents = np.repeat(np.arange(60), rng.integers(1, 9, 60))
+    whole = 1 + rng.random(len(documents))
+    part = whole * (0.4 + 0.2 * rng.normal(size=60)[documents])
+    found = divide_over_documents(part, whole, documents)
+    left = [part[documents != each].sum() / whole[documents != each].sum() for each in range(60)]
+    error = np.std(left) * 59**0.5
+    assert (found.high - found.low) / 2 == pytest.approx(scipy.stats.t.ppf(0.975, 59) * error, rel=0.04)
+
+
+def test_chance_is_what_random_rows_find():
+    """The mean of 400 random stores; one document leaves eight rows of others, which all are among the nearest ten."""
+    rng, documents = np.random.default_rng(2), np.repeat(np.arange(8), [4, 2, 1, 1, 1, 1, 1, 1])
+    out = hold_out(*rng.normal(size=(2, 12, 3)), documents)
+    drawn = [score_retrieved_neighbours(out, rng.normal(size=(12, 3))) for _ in range(400)]
+    chance = compute_chance_recall(out)
+    assert chance.keys() == drawn[0].keys()
+    for name, found in chance.items():
+        assert found.value == found.low == found.high
+        assert np.mean([each[name].value for each in drawn]) == pytest.approx(found.value, abs=0.02), name
+    assert score_retrieved_neighbours(out, out.y)[MAIN].value == 1
+
+
+def test_scores_of_mapped_rows_by_hand():
+    """R^2 against the mean of the fitted rows and the cosine; an interval is as far to both sides, up to 1."""
+    rng = np.random.default_rng(3)
+    x, y, mean = rng.normal(size=(50, 4)), rng.normal(size=(50, 4)), np.ones(4)
+    out = hold_out(x, y, np.arange(50))
+    for noise, clipped in ((1.0, False), (0.0, False), (1e-3, True)):
+        mapped = y + noise * rng.normal(size=y.shape)
+        if clipped:
+            mapped[0] = -y[0]
+        found = score_mapped_rows(out, mapped, mean)
+        r2, cosine = found["R^2"], found["cosine"]
+        assert r2.value == pytest.approx(1 - ((y - mapped) ** 2).sum() / ((y - mean) ** 2).sum())
+        assert cosine.value == pytest.approx(
+            np.mean([1 - scipy.spatial.distance.cosine(*pair) for pair in zip(mapped, y, strict=True)])
+        )
+        for score in (r2, cosine):
+            assert score.high == pytest.approx(1 if clipped else 2 * score.value - score.low)
 
 
 def test_intervals_cover():
@@ -286,6 +367,15 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
         False,
         False,
     )
+
+
+def test_the_largest_class_is_that_of_the_fitted_rows():
+    """Of five held-out rows two have it, though another has more of these; there is no direction between three."""
+    held_out, documents = LabelledRows(np.zeros((5, 2)), np.array([4, 4, 7, 7, 7])), np.arange(5)
+    for fitted, scores in (([4, 7, 4], {PROBE, DIRECTION}), ([4, 7, 4, 9], {PROBE})):
+        found = score_largest_class(np.array(fitted), held_out, documents)
+        assert set(found) == scores
+        assert all(each.value == 0.4 for each in found.values())
 
 
 def test_a_run_on_labelled_data_says_what_a_probe_is_worth(repsim, newest):
