@@ -321,6 +321,23 @@ def test_claims_on_similarity_and_distance():
     assert clusters_are_the_groups(GroupDistances(small.groups, found.values)).verdict == "not testable here"
 
 
+def test_early_layers_are_compared_where_late_ones_differ_in_any_unit():
+    """The unit, and whether a measure grows or falls with closeness, change neither verdict nor p."""
+    shares, met = np.array([0.25, 0.5, 0.75, 1.0]), set()
+    for seed, apart, early in itertools.product(range(4), (0.0, 0.02, 1.0), (0.0, 0.6)):
+        values = planted(np.random.default_rng(seed), apart=apart)
+        values[:5, 5:, :2] += early * apart
+        values[5:, :5, :2] += early * apart
+        depths = Depths(models(5, 5), values, shares, False)
+        late, found = groups_differ_late(depths), groups_alike_early(depths)
+        assert found.why.startswith("the groups do not differ in late layers") == (late.verdict != "holds")
+        met.add((late.value > 0, found.verdict))
+        for other in (replace(depths, values=10 * values), replace(depths, values=-values, larger_is_closer=True)):
+            again = groups_alike_early(other)
+            assert (again.verdict, again.p) == (found.verdict, pytest.approx(found.p) if found.p else None)
+    assert {(False, "not testable here"), (True, "not testable here"), (True, "holds"), (True, "fails")} <= met
+
+
 def test_a_pair_of_models_without_a_value_is_no_verdict():
     """Of which no statistic is as large as any: p would be 0."""
     values = planted(np.random.default_rng(7), apart=0.5)

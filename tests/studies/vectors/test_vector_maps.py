@@ -82,18 +82,21 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses(n, noise):
     x, y, _ = planted(noise, 0, n=n)
     total = np.square(x - x.mean(0)).sum()
 
+    def solve(penalty, kept):
+        a, b = x[kept] - x[kept].mean(0), y[kept] - y[kept].mean(0)
+        return np.linalg.solve(a.T @ a + penalty * total * np.eye(D), a.T @ b)
+
     def left_out(penalty):
         errors = []
         for row in range(len(x)):
             kept = np.arange(len(x)) != row
-            a, b = x[kept] - x[kept].mean(0), y[kept] - y[kept].mean(0)
-            weight = np.linalg.solve(a.T @ a + penalty * total * np.eye(D), a.T @ b)
-            errors.append(y[row] - y[kept].mean(0) - (x[row] - x[kept].mean(0)) @ weight)
+            errors.append(y[row] - y[kept].mean(0) - (x[row] - x[kept].mean(0)) @ solve(penalty, kept))
         return np.square(errors).sum()
 
     fit = KINDS["ridge"](centre(x, y), D)
     errors = [left_out(penalty) for penalty in PENALTIES]
     assert fit.facts["penalty"] == PENALTIES[int(np.argmin(errors))]
+    np.testing.assert_allclose(fit.weight, solve(fit.facts["penalty"], slice(None)), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -362,11 +365,11 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
         assert after[name].low < after[name].value < after[name].high
     three = np.arange(len(x)) % 3
     assert set(score_readers(LabelledRows(x, three), LabelledRows(x, three), np.arange(len(x)))) == {PROBE}
-    assert (has_two_classes(three), has_two_classes(np.zeros(9, int)), has_two_classes(np.array([0, 0, 1]))) == (
-        True,
-        False,
-        False,
-    )
+
+
+def test_two_rows_of_each_of_two_classes_are_enough_for_a_probe():
+    for fitted, enough in (([3, 3, 5, 5], True), ([3, 3, 3, 5], False), ([3, 3], False)):
+        assert has_two_classes(np.array(fitted)) == enough
 
 
 def test_the_largest_class_is_that_of_the_fitted_rows():
