@@ -210,12 +210,14 @@ def say_hydra_error(error: Exception, overrides: list[str]) -> str:
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
         return f"{merged[1]}: wrong kind of value, got '{_find_given(merged[1], overrides)}'; see repsim run --cfg job"
+    number = next(filter(None, map(NUMBER.fullmatch, overrides)), None)
+    if "group override must be a string or a list" in text and number:
+        return _say_not_a_name(number[1], overrides)
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
         if key in GROUPS:
-            got = _find_given(key, overrides)
-            return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
+            return _say_not_a_name(key, overrides)
         first, *rest = key.split(".")
         if first not in _run_keys():
             return _say_unknown_key(key, overrides)
@@ -227,6 +229,12 @@ def say_hydra_error(error: Exception, overrides: list[str]) -> str:
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
 
+def _say_not_a_name(group: str, overrides: Sequence[str]) -> str:
+    got = _find_given(group, overrides)
+    return f"{group}: a group is selected by name, got '{got}'; write {group}=NAME, or +{group}.KEY=VALUE"
+
+
+NUMBER = re.compile(rf"\+{{0,2}}({'|'.join(GROUPS)})=([-+.\d].*|true|false|-?inf|nan)", re.IGNORECASE)
 ADDED = re.compile(rf"\+{{1,2}}({'|'.join(GROUPS)})=(?!\{{)(.*)")
 LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={]+)=(\{.*)", re.DOTALL)
 

@@ -611,7 +611,7 @@ BAD = [
         "model.x.path: 0 weights are missing and 1 have the wrong shape, got ",
     ),
     (["+model.x=VOCABULARY", "extract.length=64", "model=[]"], "model.x: its vocabulary has 20 tokens, got id "),
-    (["model=3"], "overrides: Config group override must be a string or a list. Got int; see repsim run --help"),
+    (["model=3"], "model: a group is selected by name, got 'model=3'; write model=NAME, or +model.KEY=VALUE"),
     (["extract.length"], "overrides: "),
     (["-m", "seed=0,x"], "seed: wrong value, got 'x'; give integer"),
     (["--config-dir", "/no/conf"], "--config-dir: no such folder, got '/no/conf'; name a folder"),
