@@ -1,9 +1,12 @@
 """What measures warn of, said once for all layers."""
 
+import warnings
+
 import numpy as np
 
-from repsim_cli.engine.estimates import say_notices
+from repsim_cli.engine.estimates import file_warnings, say_notices
 from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.measures.base import MeasureWarning
 
 
 def matrix(*notices):
@@ -26,3 +29,13 @@ def test_one_layer_and_other_warnings_keep_their_words():
     assert list(say_notices({"knn": matrix(*lines)})) == [f"knn: {line}" for line in lines]
     two = ["a of 'm': 3 rows", "b of 'm': 4 rows"]
     assert list(say_notices({"knn": matrix(*two)})) == ["knn: a of 'm', and likewise in 1 more layer (there 4): 3 rows"]
+
+
+def test_warnings_are_filed_under_the_measures_that_they_concern():
+    of_knn = MeasureWarning("ties")
+    of_knn.measures = ("knn",)
+    notices = {"knn": ["before"]}
+    with file_warnings(notices, ["knn", "cka"]):
+        warnings.warn(of_knn, stacklevel=1)
+        warnings.warn(MeasureWarning("few rows"), stacklevel=1)
+    assert notices == {"knn": ["before", "ties", "few rows"], "cka": ["few rows"]}

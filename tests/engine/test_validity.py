@@ -1,10 +1,15 @@
 """What says that documents cannot be exchanged, and what rows must share to be exchanged, in runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from helpers.recorded import recorded
 
+from repsim_cli.activations import segments
+from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.clusters import Clusters
 from repsim_cli.engine.validity import (
     FOUND,
     REASONS,
@@ -217,3 +222,33 @@ def test_chance_says_of_which_documents_and_rows(repsim, newest, table):
         assert measure["chance"]["units"] == "documents by group"
         assert 0.3 < measure["chance"]["partnered"] <= 1
         assert measure["chance"]["batches"] == 1
+
+
+def test_what_rows_share_is_of_whole_documents_or_of_single_rows():
+    """Documents trade places with those of their label; a place inside them is kept anyway, and a token cannot be."""
+    documents, begins = np.repeat(np.arange(24), 3), np.tile([segments.BOTH, 0, 0], 24)
+    held = {"label": documents % 2, "position": np.tile([0, 1, 2], 24)}
+    clusters = Clusters(documents=documents, beginnings=begins, whole=None, held=held)
+    groups = clusters.segments([np.arange(72)], 2).batches[0]
+    assert sorted(len(group) for group in groups) == [12, 12]
+    assert all(len(np.unique(held["label"][group])) == 1 for group in groups)
+    assert clusters.exchange([np.arange(72)]).what == "documents within label, position"
+    one_row = np.where(np.arange(72) == 71, 2, documents % 2)
+    token = replace(clusters, held={"label": documents % 2, "token": one_row})
+    with pytest.raises(BadInput, match="rows of a document depend on each other.*got token with clusters"):
+        token.segments([np.arange(72)], 2)
+    alone = replace(token, documents=np.arange(72), beginnings=np.full(72, segments.BOTH))
+    assert [len(group) for group in alone.segments([np.arange(72)], 2).batches[0]] == [36, 35]
+
+
+def test_stored_rows_of_a_document_trade_places_together_wherever_they_stand(repsim, newest, tmp_path):
+    documents = np.tile(np.arange(20), 4)
+    for name in "ab":
+        np.savez(tmp_path / name, x=np.random.default_rng(0).normal(size=(80, 4)), documents=documents)
+    models = [f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in "ab"]
+    words = ("model=[]", *models, "measure=[cka]", "extract.estimate=full", "significance=permutation")
+    code, _, err = repsim("run", *words)
+    assert code == 0, err
+    (measure,) = recorded(newest())["measures"]
+    assert (measure["null"]["segments"], measure["null"]["share"]) == (20, 1)
+    assert measure["chance"]["units"] == "documents"
