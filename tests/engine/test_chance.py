@@ -247,9 +247,11 @@ def test_few_pairs_are_solved_again():
 def test_pairings_are_of_the_first_batches_and_the_mean_of_all():
     given, sides = units([1] * 12), drawn([1] * 12, 0)
     for batch, known in ((7, True), (8, False)):
-        found = observed(("cka_unbiased", "procrustes"), sides, given, 20, batch)
+        found = observed(("cka_unbiased", "mutual_knn", "procrustes"), sides, given, 20, batch)
         assert ("apart" in found["cka_unbiased"]) == ("drawn" in found["procrustes"]) == known
-        assert found["cka_unbiased"]["chance"].isfinite().all()
+        assert "chance" not in found["procrustes"]
+        for exact in ("cka_unbiased", "mutual_knn"):
+            assert found[exact]["chance"].isfinite().all()
 
 
 def test_a_layer_with_itself_is_drawn_where_there_is_no_other():
