@@ -15,7 +15,7 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides
-from repsim_cli.findings.sentences import find_chance_level, sentences
+from repsim_cli.findings.sentences import choose_digits, find_chance_level, sentences
 from repsim_cli.runs import reader
 from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import CHANCE, Measured
@@ -93,12 +93,17 @@ def _say_measure(
         if np.isnan(sides.values).all():
             yield "    no value"
             continue
-        yield f"    {_say_chance_level(find_chance_level(measured, sides), measured.chance or {})}"
+        digits = choose_digits(measured, sides)
+        yield f"    {_say_chance_level(find_chance_level(measured, sides), measured.chance or {}, digits)}"
         word, said = answering.make_layer_namer([*sides.rows, *sides.columns])
+        if sides.values.size == 1:
+            layers = f"{word(sides.rows[0])} of {sides.first} and {word(sides.columns[0])} of {sides.second}"
+            yield f"    the only two layers: {layers}, {sides.values.item():{digits}}"
+            yield from _say_test(measured, read, sides, digits)
+            continue
         if sides.same_layers:
-            yield from _say_same_layers(sides, word, said)
+            yield from _say_same_layers(sides, word, said, digits)
         near, far = answering.pick_extreme_pairs(sides, SHOWN)
-        digits = answering.choose_number_format(sides.values).replace("2f", "3f")
         for name, cells in (("closest", near), ("furthest", far)):
             of = (f" of {sides.first}", f" of {sides.second}")
             listed = [
@@ -106,18 +111,15 @@ def _say_measure(
                 for i, (a, b, value) in enumerate(cells)
             ]
             yield f"    {name}: {'; '.join(listed)}"
-            if name == "closest" and measured.null is not None:
-                yield from _say_test(measured, read, sides)
+            if name == "closest":
+                yield from _say_test(measured, read, sides, digits)
         if with_path:
-            yield from say_closest_layers(sides, word)
+            yield from say_closest_layers(sides, word, digits)
 
 
-def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str) -> Iterator[str]:
+def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str, digits: str) -> Iterator[str]:
     """Writes the same layer of both models beside each other."""
-    names, digits = (
-        [word(layer).removeprefix("block ") for layer in sides.rows],
-        answering.choose_number_format(sides.values),
-    )
+    names = [word(layer).removeprefix("block ") for layer in sides.rows]
     cells = [
         f"{name} {'-' if np.isnan(value) else f'{value:{digits}}'}"
         for name, value in zip(names, sides.values.diagonal(), strict=True)
@@ -126,12 +128,12 @@ def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str) -> Ite
     yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
 
 
-def say_closest_layers(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
+def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str) -> Iterator[str]:
     """Says which layer of the second model is the closest to each of the first.
     Layers in a row that have the same closest one stand together. Where half or more have the same layer of the other
-    model, the others alone are named. word: what a layer is called.
+    model, the others alone are named. word: what a layer is called. digits: how values are written.
     """
-    found, digits = answering.find_closest_layers(sides), answering.choose_number_format(sides.values)
+    found = answering.find_closest_layers(sides)
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
@@ -181,20 +183,21 @@ def _say_layer_values(group: Sequence[ClosestLayer], digits: str) -> str:
     return span + (f", {min(margins):.2g} ahead" if margins else "")
 
 
-def _say_chance_level(chance: Chance | None, record: Mapping[str, Any]) -> str:
+def _say_chance_level(chance: Chance | None, record: Mapping[str, Any], digits: str) -> str:
     """The level of chance and what it is of, or why it is not known."""
     if chance is None:
         return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
-    cells = (
-        f"{chance.low:z.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:z.3f} to {chance.high:z.3f} by cell"
-    )
+    low, high = f"{chance.low:{digits}}", f"{chance.high:{digits}}"
+    cells = low if low == high else f"{low} to {high} by cell"
     spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
     return f"chance: {cells}, the mean of {say_pairings(record)}{spread}"
 
 
-def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
-    """Says what the test found for the closest layers, as the table `closest layers` has it."""
+def _say_test(measured: Measured, read: answering.Read, sides: Sides, digits: str) -> Iterator[str]:
+    """Says what the test found for the closest layers, as the table `closest layers` has it; nothing without a test."""
     null: Any = measured.null
+    if null is None:
+        return
     matrix = next(
         m for m in measured.matrices if {m.rows.model, m.columns.model} == {sides.first, sides.second}
         and (measured.card["symmetric"] or m.rows.model == sides.first)
@@ -203,9 +206,9 @@ def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterato
     if found is None:
         return
     numbers = found[2]
-    by_chance = f"chance {numbers[CHANCE]:z.3f}; " if numbers.get(CHANCE) is not None else ""
+    by_chance = f"chance {numbers[CHANCE]:{digits}}; " if numbers.get(CHANCE) is not None else ""
     tested = (
-        f"{numbers['tested']:z.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
+        f"{numbers['tested']:{digits}} on the {100 * null['share']:.0f} % of rows that were tested: "
         if numbers.get("tested") is not None
         else ""
     )

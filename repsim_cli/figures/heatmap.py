@@ -158,7 +158,7 @@ def _write(axes: Any, image: Any, cells: np.ndarray, form: str, inches: float) -
             continue
         red, green, blue, _ = image.cmap(image.norm(value))
         ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
-        text = form.format(value)
+        text = re.sub(r"^-(?=[0.]+$)", "", form.format(value))  # what rounds to zero has no sign
         text = f"{value:.0f}" if "e+" in text else text
         axes.text(j, i, text, ha="center", va="center", fontsize=size, color=ink)
 

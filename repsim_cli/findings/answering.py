@@ -1,6 +1,6 @@
 """Which layer answers to which: of each layer of a model the closest layer of another, and what two models come to."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,9 @@ from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.runs.content import CHANCE, Matrix, Measured
 
 COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
-EQUAL = 0.02  # of the measure's range, or of the largest value: what counts as no change with depth
+EQUAL = 0.02  # of the largest value: what counts as no change with depth
+SCATTER = 4.0  # standard deviations: six normal values of one mean lie further apart in 5 of 100 cases
+FINER = 3  # decimals more than a map needs, at most, to show that two values differ
 MORE, LESS = "more alike with depth", "less alike with depth"
 NAMED = 5  # layers of a path that a title names
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
@@ -19,7 +21,7 @@ Read = Callable[[str], np.ndarray]  # gives the array of a path
 
 class Sides(NamedTuple):
     """The cells of two models under a measure, those of the first in rows. values: NaN where a cell has none. chance:
-    the mean of random pairings, None where it is not known."""
+    the mean of random pairings, None where it is not known. se: standard errors, None where they are not known."""
 
     first: str
     second: str
@@ -28,6 +30,7 @@ class Sides(NamedTuple):
     values: Float[np.ndarray, "r c"]
     chance: Float[np.ndarray, "r c"] | None
     larger: bool
+    se: Float[np.ndarray, "r c"] | None = None
 
     @property
     def closeness(self) -> Float[np.ndarray, "r c"]:
@@ -69,11 +72,12 @@ def find_both_directions(measured: Measured, read: Read, first: str, second: str
 def _read_both_directions(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
     values = read(matrix.values)
     chance = read(matrix.details[CHANCE]) if CHANCE in matrix.details else None
+    se = None if matrix.se is None else read(matrix.se)
     rows, columns, larger = matrix.rows, matrix.columns, measured.larger_is_closer
-    yield Sides(rows.model, columns.model, rows.layers, columns.layers, values, chance, larger)
+    yield Sides(rows.model, columns.model, rows.layers, columns.layers, values, chance, larger, se)
     if measured.card["symmetric"]:
-        turned = None if chance is None else chance.T
-        yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, turned, larger)
+        turned = [None if cells is None else cells.T for cells in (chance, se)]
+        yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, turned[0], larger, turned[1])
 
 
 def find_closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int | None]:
@@ -144,33 +148,51 @@ def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
     return [(each.layer, each.value) for each in find_closest_layers(sides)]
 
 
-def describe_depth_trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
-    """Says how closeness changes with depth; empty where it neither rises, falls nor stays.
+def find_least_change(values: Sequence[float] | np.ndarray, noise: float | None = None) -> float:
+    """The least difference of values that counts: beyond their noise, where it is known, and 2 % of the largest.
 
-    >>> like = {"larger_is_closer": True, "bounds": [0, 1]}
-    >>> [describe_depth_trend(values, like) for values in ([0.5, 0.6, 0.7], [0.5, 0.51, 0.5], [3.0, 2.0, 2.5, 3.1])]
+    >>> find_least_change([0.5, -1.0]), find_least_change([0.5, 1.0], noise=0.1)
+    (0.02, 0.4)
+    """
+    return max(EQUAL * float(np.nanmax(np.abs(values), initial=0.0)), SCATTER * (noise or 0.0))
+
+
+def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | None = None) -> str:
+    """Says how closeness changes with depth; empty where it neither rises, falls nor stays. noise: the standard
+    deviation of a value, None where it is not known.
+
+    >>> [describe_depth_trend(values, True) for values in ([0.5, 0.6, 0.7], [0.5, 0.51, 0.5], [3.0, 2.0, 2.5, 3.1])]
     ['more alike with depth', 'about as alike at every depth', '']
     """
     if len(values) < 2:
         return ""
-    near = np.array(values) if card["larger_is_closer"] else -np.array(values)
-    low, high = card["bounds"]
-    whole = high - low if low is not None and high is not None else np.abs(near).max(initial=0.0)
-    if np.ptp(near) <= EQUAL * whole:
+    least = find_least_change(values, noise)
+    near = np.array(values) if larger else -np.array(values)
+    if np.ptp(near) <= least:
         return "about as alike at every depth"
-    ranks = near.argsort().argsort()
+    near = np.round(near / least, 1)  # layers that are alike have one rank, as a single odd one among them is no trend
+    ranks = (near[:, None] > near).sum(1) + ((near[:, None] == near).sum(1) - 1) / 2
     rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0
     return MORE if rho >= TREND else LESS if rho <= -TREND else ""
 
 
-def choose_number_format(values: Float[np.ndarray, "r c"]) -> str:
-    """Chooses how the numbers of a map are written: with two decimals, or in three digits where all are small or some
-    are large.
+def choose_number_format(values: Float[np.ndarray, "r c"], *apart: tuple[float, float]) -> str:
+    """Chooses how the numbers of a map, and what stands beside them, are written: with two decimals, or as many as
+    give the largest three digits where all are small or some are large. apart: values that must not look equal unless
+    they are; up to three decimals more are for them.
 
-    >>> [choose_number_format(np.array([values])) for values in ([0.2, 0.9], [2e-4, 3e-4], [np.nan, 12345.0])]
-    ['z.2f', '.3g', '.3g']
+    >>> [choose_number_format(np.array([values])) for values in ([0.2, 0.9], [2e-4, 3e-4], [np.nan, 12345.0], [1e12])]
+    ['z,.2f', 'z,.6f', 'z,.0f', '.3g']
+    >>> choose_number_format(np.array([0.9637]), (0.9637, 0.9561))
+    'z,.3f'
     """
-    return "z.2f" if 0.1 <= np.nanmax(np.abs(values), initial=0.0) < 100 else ".3g"
+    most = np.nanmax(np.abs(values), initial=0.0)
+    if most and not 1e-6 <= most < 1e9:
+        return ".3g"
+    fewest = 2 if not most or 0.1 <= most < 100 else max(0, 2 - int(np.floor(np.log10(most))))
+    forms = [f"z,.{decimals}f" for decimals in range(fewest, fewest + FINER + 1)]
+    return next((form for form in forms if not any(a != b and f"{a:{form}}" == f"{b:{form}}" for a, b in apart)),
+                forms[0])  # fmt: skip
 
 
 def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:

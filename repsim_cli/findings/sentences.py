@@ -1,18 +1,22 @@
 """What two models come to in sentences, never without chance: for the terminal and the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 
 import numpy as np
 
+from repsim_cli.base.plain import name_blocks
 from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings import answering
-from repsim_cli.findings.answering import LESS, MORE, Sides, choose_number_format
+from repsim_cli.findings.answering import LESS, MORE, ClosestLayer, Sides, choose_number_format
 from repsim_cli.findings.driving import say_driving
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
 NOTHING = "have nothing in common beyond chance"
+ALONE = "can be compared at one layer"
+ACROSS = "are more alike across depths than at the same depth"
+NAMED = 4  # layers that a sentence names at most
 # of normal values; chance is skewed and its spread that of few pairings, so that 0.05 of unrelated models exceed it
 LEVEL = 0.002
 
@@ -33,9 +37,8 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         against = _contradicts_first(
             told, said, [value if measured.larger_is_closer else -value for _, value in layers]
         )
-        what = said if said == NOTHING else said.removeprefix("are ")
-        how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}{what}"
-        yield f"{measured.card['label']} {how}: {numbers}"
+        how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}that they {said}"
+        yield numbers if said.startswith(ALONE) else f"{measured.card['label']} {how}: {numbers}"
     if told not in ("", NOTHING) and kept:
         yield from say_driving(kept, first, second)
 
@@ -51,28 +54,147 @@ def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
 def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
     """Says what a measure finds in two models in words, and its numbers with what chance gives."""
     word, _ = answering.make_layer_namer([*sides.rows, *sides.columns])
-    trend = answering.describe_depth_trend([value for _, value in layers], measured.card)
-    near = sorted(layers, key=lambda each: each[1], reverse=measured.larger_is_closer)
-    shown = [layers[0], layers[-1]] if trend else [near[0], near[-1]]
+    digits, noise = choose_digits(measured, sides), find_noise(measured, sides)
+    values = [value for _, value in layers]
+    by_layer = [(word(layer), f"{value:{digits}}") for layer, value in layers]
     what = ("" if sides.same_layers else "best matches, ") + measured.card["label"]
-    digits = choose_number_format(sides.values)
-    numbers = " and ".join(f"{value:{digits}} {_say_layer(word(layer))}" for layer, value in dict(shown).items())
-    numbers += "" if sides.same_layers else f" of {sides.first}"
-    said = f"are {trend}" if trend else f"are most alike {_say_layer(word(near[0][0]))}"
+    of = "" if sides.same_layers else f" of {sides.first}"
+    trend = answering.describe_depth_trend(values, measured.larger_is_closer, noise)
+    near = sorted(zip(values, by_layer, strict=True), reverse=measured.larger_is_closer)
+    if trend:
+        said, numbers = f"are {trend}", _say_ends(by_layer, values, answering.find_least_change(values, noise))
+    else:
+        said, numbers = _say_most_alike(by_layer, near[0][1][1], near[-1][1][1])
+    moved = find_displaced_layers(sides, noise)
     if is_chance(measured, sides):
-        said = NOTHING
+        said, numbers = NOTHING, _say_extremes(by_layer, near[0][1][1], near[-1][1][1])
+    elif 2 * len(moved) >= max(len(layers), 2):
+        most = max(moved, key=lambda each: each.value if sides.larger else -each.value)
+        said = ACROSS
+        numbers = (
+            f"{len(moved)} of {len(layers)} layers are closest to another one, {word(most.layer)} of "
+            f"{sides.first} to {word(most.closest)} of {sides.second} with {most.value:{digits}}; the same layers have "
+            f"{_say_extremes(by_layer, near[0][1][1], near[-1][1][1])}"
+        )
+    elif moved:
+        numbers += f", {_list_layers([word(each.layer) for each in moved])} closer to another layer"
     by = "" if measured.larger_is_closer else " (smaller is closer)"
-    beside = [_say_chance(measured, sides)]
+    without = "".join(f" ({lacking})" for lacking in _say_lacking(sides, word))
+    beside = [_say_chance(measured, sides, digits)]
     if (floor := measured.floor) is not None:
-        best = near[0][1] if measured.larger_is_closer else -near[0][1]
+        best = near[0][0] if measured.larger_is_closer else -near[0][0]
         above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
         than = "" if above else f"no {'more' if measured.larger_is_closer else 'closer'} than "
         beside.append(f"{than}the {floor['unit']} alone {floor['value']:{digits}}")
-    return said, f"{what} {numbers}{by}; {', '.join(beside)}"
+    return said, f"{what} {numbers}{of}{by}{without}; {', '.join(beside)}"
+
+
+def _say_ends(by_layer: Sequence[tuple[str, str]], values: Sequence[float], least: float) -> str:
+    """The values of the first and the last layer, and of those that lie beyond both by more than the least change."""
+    names, written = zip(*by_layer, strict=True)
+    if len(set(written)) == 1:
+        return f"{written[0]} at every layer"
+    said = f"{written[0]} {_say_layer(names[0])} and {written[-1]} {_say_layer(names[-1])}"
+    for sign, extreme in ((-1, "lowest"), (1, "highest")):
+        signed = [sign * value for value in values]
+        place = signed.index(max(signed))
+        if signed[place] > max(signed[0], signed[-1]) + least:
+            said += f", {extreme} {written[place]} {_say_layer(names[place])}"
+    return said
+
+
+def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> tuple[str, str]:
+    """Says at which layers models are most alike, all that have the same written value, and the least alike beside
+    them."""
+    top = [name for name, value in by_layer if value == best]
+    others = [name for name, value in by_layer if value != best]
+    if len(by_layer) == 1:
+        return f"{ALONE}, {top[0]}", best
+    if len(top) == 1:
+        return f"are most alike {_say_layer(top[0])}", _say_extremes(by_layer, best, worst)
+    but = len(others) <= NAMED and len(others) < len(top)
+    where = f"at all layers but {_list_layers(others)}" if but else _say_layers(top, len(by_layer))
+    low = [name for name, value in by_layer if value == worst]
+    return f"are most alike {where}", f"{best} there and {worst} {_say_layers(low, len(by_layer))}"
+
+
+def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> str:
+    """The largest and the smallest value, with all the layers that have them."""
+    ends = [
+        f"{end} {_say_layers([name for name, value in by_layer if value == end], len(by_layer))}"
+        for end in dict.fromkeys((best, worst))
+    ]
+    return " and ".join(ends)
+
+
+def _say_lacking(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
+    """Names the layers of either model without any value."""
+    missing = np.isnan(sides.values)
+    for model, layers, without in (
+        (sides.first, sides.rows, missing.all(1)), (sides.second, sides.columns, missing.all(0))
+    ):  # fmt: skip
+        if names := [word(layer) for layer, lacks in zip(layers, without, strict=True) if lacks]:
+            yield f"no value for {_list_layers(names)} of {model}"
+
+
+def find_displaced_layers(sides: Sides, noise: float | None) -> list[ClosestLayer]:
+    """Finds the layers that are closer to another layer than to their own like, by more than the least change that
+    counts; none where the models have other layers. noise: the standard deviation of a value, None where not known."""
+    if not sides.same_layers:
+        return []
+    least = answering.find_least_change(sides.values, noise)
+    own = dict(zip(sides.rows, sides.closeness.diagonal().tolist(), strict=True))
+    return [
+        each
+        for each in answering.find_closest_layers(sides)
+        if (each.value if sides.larger else -each.value) - own[each.layer] > least
+    ]
 
 
 def _say_layer(layer: str) -> str:
     return f"in {layer}" if layer.startswith("block ") else f"at {layer}"
+
+
+def _say_layers(names: Sequence[str], count: int) -> str:
+    """Says at which layers something is, by name where they are few. count: of all layers."""
+    if len(names) == 1:
+        return _say_layer(names[0])
+    if len(names) == count:
+        return "at every layer"
+    return f"at {_list_layers(names)}" if len(names) <= NAMED else f"at {len(names)} of {count} layers"
+
+
+def _list_layers(names: Sequence[str]) -> str:
+    """Names layers in a list, blocks by their numbers.
+
+    >>> _list_layers(["embed", "block 0", "block 1", "block 3"]), _list_layers(["a", "b", "c"])
+    ('embed, blocks 0 to 1, 3', 'a, b and c')
+    """
+    blocks = [int(name.removeprefix("block ")) for name in names if name.removeprefix("block ").isdecimal()]
+    if blocks:
+        others = [name for name in names if not name.removeprefix("block ").isdecimal()]
+        return ", ".join([*others, name_blocks(blocks)])
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def choose_digits(measured: Measured, sides: Sides) -> str:
+    """Chooses how values and chance of two models are written: so that the closest layers differ from chance."""
+    best = np.nanmax(sides.closeness, initial=-np.inf) * (1 if sides.larger else -1)
+    chance = find_chance_level(measured, sides)
+    return choose_number_format(sides.values, *([] if chance is None else [(best, pick_chance_end(chance, sides))]))
+
+
+def pick_chance_end(chance: Chance, sides: Sides) -> float:
+    """The level of the pair of layers that chance brings closest."""
+    return chance.high if sides.larger else chance.low
+
+
+def find_noise(measured: Measured, sides: Sides) -> float | None:
+    """Finds the standard deviation of a value: the median error of the cells, else that of a random pairing; None where
+    neither is known."""
+    if sides.se is not None and np.isfinite(sides.se).any():
+        return float(np.nanmedian(sides.se))
+    return (measured.chance or {}).get("spread")
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
@@ -81,11 +203,11 @@ def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
     return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0))[0]
 
 
-def _say_chance(measured: Measured, sides: Sides) -> str:
+def _say_chance(measured: Measured, sides: Sides, digits: str) -> str:
     chance = find_chance_level(measured, sides)
     if chance is None:
         return "chance is not known here"
-    return f"chance {f'at most {chance.high:z.2g}' if measured.larger_is_closer else f'at least {chance.low:z.2g}'}"
+    return f"chance {'at most' if sides.larger else 'at least'} {pick_chance_end(chance, sides):{digits}}"
 
 
 def find_margin_over_chance(measured: Measured, cells: int) -> float | None:

@@ -49,7 +49,10 @@ def test_models_of_another_depth_are_a_path(repsim, newest, stored):
     )
     assert code == 0, err
     told = " ".join(out.split())
-    assert "base and deep are about as alike at every depth: best matches, CKA (biased) 1.00 in block 0" in told
+    assert (
+        "base and deep are about as alike at every depth: best matches, CKA (biased) 1.00 at every layer of base;"
+        in told
+    )
     assert "agrees: best matches, " in told
     assert "(smaller is closer); chance at least " in told
     table = out[out.index("    best matches:") :].splitlines()[1:5]

@@ -67,12 +67,15 @@ def test_along_is_the_same_layer_or_the_closest():
     assert answering.list_layer_values(sides([[0.5, 0.9], [0.1, 0.6]])) == [("x", 0.9), ("y", 0.6)]
 
 
-def test_trends_of_distances_and_without_bounds():
-    far = LIKE | {"larger_is_closer": False, "bounds": [0.0, None]}
-    assert answering.describe_depth_trend([10.0, 20.0, 30.0], far) == "less alike with depth"
-    assert answering.describe_depth_trend([10.0, 10.1, 10.0], far) == "about as alike at every depth"
-    assert answering.describe_depth_trend([0.2, 0.9, 0.2, 0.9], LIKE) == ""
-    assert answering.describe_depth_trend([0.2], LIKE) == ""
+def test_trends_of_distances_and_of_alike_layers():
+    assert answering.describe_depth_trend([10.0, 20.0, 30.0], False) == "less alike with depth"
+    assert answering.describe_depth_trend([10.0, 10.1, 10.0], False) == "about as alike at every depth"
+    assert answering.describe_depth_trend([0.2, 0.9, 0.2, 0.9], True) == ""
+    assert answering.describe_depth_trend([0.2], True) == ""
+    for odd in range(6):  # a single layer that fails makes no trend, wherever it stands
+        values = np.ones(6) - 1e-6 * np.arange(6)
+        values[odd] = 0
+        assert answering.describe_depth_trend(values.tolist(), True) == ""
 
 
 def test_extremes_name_a_layer_once():

@@ -1,0 +1,129 @@
+"""What two models come to in a sentence: ties, odd layers, layers without a value, layers that match others better."""
+
+import numpy as np
+import pytest
+
+from repsim_cli.findings.answering import Sides
+from repsim_cli.findings.sentences import NOTHING, choose_digits, sentences
+from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
+
+CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "L"}
+NAN = np.nan
+
+
+def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.001):
+    """The sentences on models a and b of these maps, each of another measure."""
+    arrays, measures = {}, []
+    for number, values in enumerate(map(np.array, maps)):
+        arrays |= {f"{number}": values.astype(float), f"chance{number}": np.full(values.shape, chance)}
+        rows, others = names[: len(values)], (columns or names)[: values.shape[1]]
+        matrix = Matrix(
+            rows=Side(model="a", layers=list(rows)), columns=Side(model="b", layers=list(others)),
+            values=f"{number}", details={CHANCE: f"chance{number}"},
+        )  # fmt: skip
+        card = CARD | {"larger_is_closer": larger, "label": f"L{number or ''}"}
+        measures.append(
+            Measured(
+                name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=[matrix],
+                chance={"units": "rows", "spread": spread},
+            )
+        )  # fmt: skip
+    return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"))
+
+
+def square(*diagonal, others=0.3):
+    values = np.full((len(diagonal),) * 2, float(others))
+    np.fill_diagonal(values, diagonal)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (square(1, 1, 1, 1), "about as alike at every depth: L 1.00 at every layer;"),
+        (square(1, 1, 1, 0), "most alike at all layers but w: L 1.00 there and 0.00 at w, w closer to another layer;"),
+        (square(0, 1, 1, 1, others=0), "most alike at all layers but x: L 1.00 there and 0.00 at x;"),
+        (square(1, 0.5, 0.6, 1), "most alike at x and w: L 1.00 there and 0.50 at y;"),
+        (square(0.5, 0.9, 0.8, 0.5), "most alike at y: L 0.90 at y and 0.50 at x and w;"),
+        (square(0.5, 0.9, 0.6, 0.7), "most alike at y: L 0.90 at y and 0.50 at x;"),
+        (square(0.5, 0.6, 0.7, 0.8), "more alike with depth: L 0.50 at x and 0.80 at w;"),
+        (square(0.9, 0.8, 0.7, 0.5, 0.6), "less alike with depth: L 0.90 at x and 0.60 at v, lowest 0.50 at w;"),
+        (square(0.84), "can be compared at one layer, x: L 0.84;"),
+    ],
+)
+def test_the_headline_names_ties_and_odd_layers(values, said):
+    assert say(values) == [f"a and b {'' if said.startswith('can') else 'are '}{said} chance at most 0.00"]
+
+
+def test_layers_without_a_value_are_named():
+    values = square(1, 1, 1, 1)
+    values[:, 2] = NAN
+    assert say(values) == [
+        "a and b are about as alike at every depth: L 1.00 at every layer (no value for z of b); chance at most 0.00"
+    ]
+
+
+def test_layers_that_are_closer_to_others_than_to_their_like():
+    turned = square(1, 1, 1, 1)[::-1] * 0.9
+    (said,) = say(turned)
+    assert said == (
+        "a and b are more alike across depths than at the same depth: L 4 of 4 layers are closest to another one, x of "
+        "a to w of b with 0.90; the same layers have 0.27 at every layer; chance at most 0.00"
+    )
+    (said,) = say(1 - turned, larger=False, chance=1.0)
+    assert "x of a to w of b with 0.10; the same layers have 0.73 at every layer (smaller is closer);" in said
+    (said,) = say(turned, columns="pqrs")  # layers of other names have no like
+    assert said == (
+        "a and b are about as alike at every depth: best matches, L 0.90 at every layer of a; chance at most 0.00"
+    )
+    near = square(0.8, 0.8, 0.8, 0.8, others=0.81)  # a lead that the noise of values or rounding makes is none
+    assert say(near)[0].startswith("a and b are about as alike at every depth: L 0.80 at every layer;")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (square(0.8, 0.7, 0.6, 0.5), "L1 says otherwise, that they are less alike with depth: L1 0.80 at x and 0.50"),
+        (square(0.5, 0.9, 0.7, 0.8), "L1 says that they are most alike at y: L1 0.90 at y and 0.50 at x;"),
+        (square(0.9, 0.5, 0.7, 0.8), "L1 says otherwise, that they are most alike at x: L1 0.90 at x and 0.50 at y;"),
+        (square(*[0.0012] * 4, others=0), f"L1 says otherwise, that they {NOTHING}: L1 0.00120 at every layer; chance"),
+        (square(0.6, 0.7, 0.8, 0.9), "L1 agrees: L1 0.60 at x and 0.90 at w;"),
+    ],
+)
+def test_what_other_measures_say_is_a_sentence(other, said):
+    assert say(square(0.5, 0.6, 0.7, 0.8), other)[1].startswith(said)
+
+
+def test_one_layer_agrees_with_nothing():
+    assert say([[0.84]], [[0.5]])[1] == "L1 0.50; chance at most 0.00"
+
+
+def test_what_changes_with_depth_is_relative_to_the_values_and_to_their_noise():
+    """0.0827 to 0.0961 is more of a change than 0.83 to 0.86, which is one too; errors of their size hide both."""
+    for values in ([0.0827, 0.0861, 0.0903, 0.0961], [0.83, 0.84, 0.85, 0.86]):
+        assert say(square(*values, others=0))[0].startswith("a and b are more alike with depth: ")
+        noisy = say(square(*values, others=0), spread=(values[-1] - values[0]) / 3)
+        assert noisy[0].startswith("a and b are about as alike at every depth: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "larger", "said"),
+    [
+        (17.61, 17.58, True, "17.61; chance at most 17.58"),
+        (0.9637, 0.9561, True, "0.964; chance at most 0.956"),
+        (1.412, 1.408, False, "1.412 (smaller is closer); chance at least 1.408"),
+        (1.0, 1e-6, True, "1.00; chance at most 0.00"),
+        (33_406_992.0, 33_006_992.0, True, "33,406,992; chance at most 33,006,992"),
+        (3e-4, 2.6e-9, True, "0.000300; chance at most 0.000000"),
+    ],
+)
+def test_a_value_and_its_chance_have_the_same_digits(value, chance, larger, said):
+    assert say([[value]], chance=chance, larger=larger, spread=None) == [
+        f"a and b can be compared at one layer, x: L {said}"
+    ]
+
+
+def test_digits_without_any_chance():
+    sides = Sides("a", "b", ["x"], ["x"], np.array([[0.5]]), None, True)
+    measured = Measured(name="m", label="m", settings={}, estimate={}, card=CARD, matrices=[])
+    assert choose_digits(measured, sides) == "z,.2f"
