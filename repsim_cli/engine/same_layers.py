@@ -1,16 +1,18 @@
-"""The same layer of two models side by side, as their rows pass: where all are equal, and where they first differ."""
+"""The same layer of two models side by side, as their rows pass: where all are equal, to rounding, rounded to a dtype,
+or but for a factor and an offset, and where they first differ."""
 
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.base.plain import name_blocks
+from repsim_cli.base.plain import join_into_ranges, name_blocks
 from repsim_cli.models.precision import UNIT
 from repsim_cli.runs.content import Table
 
@@ -34,61 +36,160 @@ def choose_ordered_layers(names: Sequence[str]) -> list[int]:
     return [i for i, each in enumerate(kinds) if not kind or each == kind or names[i] == FIRST]
 
 
-def name_layers(names: Sequence[str]) -> str:
-    """Names layers in words.
+def name_layers(names: Sequence[str], among: Sequence[str]) -> str:
+    """Names layers in words, three or more that follow each other as a range. among: all of them, in order.
 
-    >>> name_layers(["embed", "resid_post@0", "resid_post@1"]), name_layers(["a"])
-    ('embed, blocks 0 to 1', 'a')
+    >>> name_layers(["embed", "resid_post@0", "resid_post@1"], ["embed", "resid_post@0", "resid_post@1"])
+    'embed, blocks 0 to 1'
+    >>> name_layers(["a", "b", "c", "e"], "abcde")
+    'a to c, e'
     """
-    matches = [POINT.fullmatch(name) for name in names]
-    blocks = [int(match[2]) for match in matches if match]
-    others = [name for name, match in zip(names, matches, strict=True) if not match]
-    return ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
+    blocks = [int(match[2]) for name in names if (match := POINT.fullmatch(name))]
+    places = [list(among).index(name) for name in names if not POINT.fullmatch(name)]
+    parts = []
+    for run in join_into_ranges(places):
+        some = [among[place] for place in run]
+        parts += [f"{some[0]} to {some[-1]}"] if len(some) > 2 else some
+    return ", ".join([*parts, *([name_blocks(blocks)] if blocks else [])])
+
+
+class Relation(NamedTuple):
+    """What a layer of the second model may be of that of the first: equal; equal to rounding; one of them rounded to a
+    dtype, the second where `second`; or else the first times a factor plus an offset."""
+
+    kind: str
+    second: bool = True
+    factor: float = 1.0
+    offset: float = 0.0
+
+    def is_true(self, x: Tensor, y: Tensor, limit: float, unit: float) -> bool:
+        """Tells whether it holds of these rows. limit: of the mean difference over the norm. unit: a rounding."""
+        if self.kind == EQUAL:
+            return torch.equal(x, y)
+        if self.kind == NEAR:
+            off, count = measure_difference(x, y)
+            return off <= limit * max(count, 1)
+        if self.kind in ROUNDED:
+            first, second = (x, y) if self.second else (y, x)
+            return torch.equal(first.to(ROUNDED[self.kind]).to(second.dtype), second)
+        far = y.double() - self.factor * x.double() - self.offset
+        return take_rms(far) <= FIT * unit * (abs(self.factor) * take_rms(x) + abs(self.offset) + take_rms(y))
+
+    def describe(self, first: str, second: str) -> str:
+        """Says what it is of these models."""
+        if self.kind in ROUNDED:
+            of, made = (first, second) if self.second else (second, first)
+            return f"{made} is {of} rounded to {self.kind}"
+        if self.kind != FITTED:
+            return self.kind
+        times = first if self.factor == 1 else f"{self.factor:.6g} times {first}"
+        sign = "plus" if self.offset > 0 else "minus"
+        return f"{second} is {times}" + (f" {sign} {abs(self.offset):.6g}" if self.offset else "")
+
+
+EQUAL, NEAR, FITTED = "identical", "the same to rounding", "fitted"
+ROUNDED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+ALWAYS = [Relation(EQUAL), Relation(NEAR), *(Relation(dtype, second) for dtype in ROUNDED for second in (True, False))]
+FIT = 4.0  # roundings that values may be off a factor and an offset
+FEWEST = 16  # values from which these are found
+FEW = 32  # rows that are looked at first
+
+
+def take_rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def measure_difference(x: Tensor, y: Tensor) -> tuple[float, int]:
+    """Adds up, over rows, the norm of the difference over that of the first, or of the second where the first is zero,
+    which differs too; and counts the rows in which either is not."""
+    norms = x.norm(dim=1)
+    norms = torch.where(norms > 0, norms, y.norm(dim=1))
+    return float(((x - y).norm(dim=1) / norms)[norms > 0].double().sum()), int((norms > 0).sum())
+
+
+def fit_relations(x: Tensor, y: Tensor, unit: float) -> Iterator[Relation]:
+    """Fits a factor, an offset, and both to these rows. Nothing is fitted to a few values, nor to those of a layer that
+    is constant in either."""
+    x, y = x.double(), y.double()
+    means, scale = (float(x.mean()), float(y.mean())), (take_rms(x), take_rms(y))
+    apart = x - means[0], y - means[1]
+    if x.numel() < FEWEST or not all(
+        take_rms(part) > FIT * unit * size for part, size in zip(apart, scale, strict=True)
+    ):
+        return
+    if torch.equal(x, y):
+        return
+    yield Relation(FITTED, factor=float((x * y).sum() / x.square().sum()))
+    yield Relation(FITTED, offset=means[1] - means[0])
+    slope = float((apart[0] * apart[1]).sum() / apart[0].square().sum())
+    yield Relation(FITTED, factor=slope, offset=means[1] - slope * means[0])
+
+
+@dataclass
+class LayerBeside:
+    """A layer of two models. limit: the mean difference over the norm up to which they are the same to rounding. unit:
+    a rounding. true: the relations that all rows so far have; None before the first. off: the sum over rows of the norm
+    of the difference over the norm."""
+
+    limit: float
+    unit: float
+    true: list[Relation] | None = None
+    off: float = 0.0
+
+    def add(self, x: Tensor, y: Tensor, counted: bool) -> None:
+        """Takes rows. counted: whether their differences are, beside those of layers before."""
+        if self.true is None:  # few rows rule out nearly all, so that unrelated models cost little
+            few = x[:FEW], y[:FEW]
+            found = [*ALWAYS, *fit_relations(*few, self.unit)]
+            self.true = [each for each in found if each.is_true(*few, self.limit * len(x), self.unit)]
+        self.true = [each for each in self.true if each.is_true(x, y, self.limit, self.unit)]
+        if counted and not self.is_equal:
+            self.off += measure_difference(x, y)[0]
+
+    @property
+    def is_equal(self) -> bool:
+        return bool(self.true) and self.true[0].kind == EQUAL
 
 
 @dataclass
 class ModelPair:
-    """Two models. places: of the layers that are compared, among those of the run. exact, close: how many of them,
-    from the first on, are equal, or equal to rounding, so far. off: by layer, the sum over rows of the norm of the
-    difference over the norm. twice: it is one model, read on two texts if its layers differ."""
+    """Two models. places: of the layers that are compared, among those of the run. twice: it is one model, read on two
+    texts if its layers differ."""
 
     names: Sequence[str]
     places: Sequence[tuple[int, int]]
-    exact: int
-    close: int
-    off: list[float]
+    layers: Sequence[LayerBeside]
     twice: bool = False
 
-    def add(self, rows: Sequence[Tensor], unit: float) -> None:
-        """Takes rows of all layers. Those behind the first layer that differs are not looked at."""
-        for number, (a, b) in enumerate(self.places[: self.close + 1]):
-            x, y = rows[a], rows[b].to(rows[a].device)
-            if torch.equal(x, y):
-                continue
-            self.exact = min(self.exact, number)
-            norms = x.norm(dim=1)
-            norms = torch.where(norms > 0, norms, y.norm(dim=1))  # a row of zeros in one of them differs too
-            off = float(((x - y).norm(dim=1) / norms)[norms > 0].double().sum())
-            self.off[number] += off
-            if off > ROUNDINGS * unit * (number + 1) ** 0.5 * max(int((norms > 0).sum()), 1):
-                self.close = min(self.close, number)
-                return
+    def add(self, rows: Sequence[Tensor]) -> None:
+        """Takes rows of all layers. Those that differ are looked at no more, but for the first."""
+        alike = True
+        for (a, b), pair in zip(self.places, self.layers, strict=True):
+            if alike or pair.true != []:
+                pair.add(rows[a], rows[b].to(rows[a].device), alike)
+            alike = alike and pair.true != []
 
-    def sentence(self, rows: int, alone: bool) -> str:
+    def sentence(self, first: str, second: str, rows: int, alone: bool) -> str:
         """Says what the two have in common; empty where it is nothing. alone: they are all models of the run."""
-        if self.exact == len(self.names):
-            return f"identical in {name_layers(self.names)}, all that are compared"
+        if all(pair.is_equal for pair in self.layers):
+            return f"identical in {name_layers(self.names, self.names)}, all that are compared"
         if self.twice:
             return ""
-        parts = [f"identical in {name_layers(self.names[: self.exact])}"] if self.exact else []
-        if self.exact < self.close:
-            parts.append(f"the same to rounding in {name_layers(self.names[self.exact : self.close])}")
-        if self.close < len(self.names):
-            off = self.off[self.close] / max(rows, 1)
-            if not self.close and not (alone and off < UNRELATED):
-                return ""
-            parts.append(f"first difference in {name_layers([self.names[self.close]])} ({off:.2g} of the norm)")
-        return ", ".join(parts)
+        alike = [pair.true[0].describe(first, second) if pair.true else "" for pair in self.layers]
+        place = alike.index("") if "" in alike else len(alike)
+        off = self.layers[place].off / max(rows, 1) if place < len(self.layers) else 0.0
+        if not any(alike) and not (alone and off < UNRELATED):
+            return ""
+        parts = [self._name_alike(kind, alike, range(place)) for kind in dict.fromkeys(alike[:place])]
+        if place < len(self.layers):
+            parts.append(f"first difference in {name_layers([self.names[place]], self.names)} ({off:.2g} of the norm)")
+        behind = dict.fromkeys(filter(None, alike[place:]))
+        return ", ".join([*parts, *(self._name_alike(kind, alike, range(place, len(alike))) for kind in behind)])
+
+    def _name_alike(self, kind: str, alike: Sequence[str], places: range) -> str:
+        """Says where among these places layers are alike in a way, again where they were so before."""
+        again = " again" if kind in alike[: places.start] else ""
+        return f"{kind}{again} in {name_layers([self.names[i] for i in places if alike[i] == kind], self.names)}"
 
 
 @dataclass
@@ -102,14 +203,14 @@ class SameLayers:
 
     def watch(self, stream: Iterator[RowBlock]) -> Iterator[RowBlock]:
         """Passes the stream on, which has all rows of all layers, as models give them."""
-        self.pairs, self.passed, unit = dict(self._pairs()), 0, UNIT[getattr(torch, self.dtype)]
+        self.pairs, self.passed = dict(self._pairs(UNIT[getattr(torch, self.dtype)])), 0
         for block in stream:
             for pair in self.pairs.values():
-                pair.add(block.rows, unit)
+                pair.add(block.rows)
             self.passed += len(block.rows[0])
             yield block
 
-    def _pairs(self) -> Iterator[tuple[tuple[str, str], ModelPair]]:
+    def _pairs(self, unit: float) -> Iterator[tuple[tuple[str, str], ModelPair]]:
         ends = list(itertools.accumulate((len(reading.layers) for reading in self.readings), initial=0))
         for (i, x), (j, y) in itertools.combinations(enumerate(self.readings), 2):
             if _list_layer_widths(x.layers) != _list_layer_widths(y.layers):
@@ -118,11 +219,12 @@ class SameLayers:
             count, names = len(chosen), [x.layers[a].name for a in chosen]
             places = [(ends[i] + a, ends[j] + a) for a in chosen]
             twice = x.source is y.source
-            yield (x.label, y.label), ModelPair(names, places, count, count, [0.0] * count, twice)
+            layers = [LayerBeside(ROUNDINGS * unit * (number + 1) ** 0.5, unit) for number in range(count)]
+            yield (x.label, y.label), ModelPair(names, places, layers, twice)
 
     def table(self) -> Table | None:
         """Makes the table of who and what; None where no two models have anything in common."""
-        said = {pair: of.sentence(self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
+        said = {pair: of.sentence(*pair, self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
         rows = [[f"{a} beside {b}", what] for (a, b), what in said.items() if what]
         return Table(columns=["models", "the same layers"], rows=rows) if rows else None
 

@@ -130,9 +130,9 @@ def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) ->
 def _say_lacking(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     """Names the layers of either model without any value."""
     missing = np.isnan(sides.values)
-    for model, layers, without in (
-        (sides.first, sides.rows, missing.all(1)), (sides.second, sides.columns, missing.all(0))
-    ):  # fmt: skip
+    lacking = (sides.first, sides.rows, 1), (sides.second, sides.columns, 0)
+    for model, layers, axis in lacking:
+        without = np.all(missing, axis=axis).tolist()
         if names := [word(layer) for layer, lacks in zip(layers, without, strict=True) if lacks]:
             yield f"no value for {_list_layers(names)} of {model}"
 

@@ -9,7 +9,7 @@ import torch
 import repsim_cli
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.engine.same_layers import SameLayers, choose_ordered_layers
+from repsim_cli.engine.same_layers import SameLayers, choose_ordered_layers, measure_difference
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.source import Precomputed
 
@@ -98,8 +98,59 @@ def test_a_row_of_zeros_and_layers_behind_a_difference(rows):
     zeros[0, 0] = 0
     assert said(zeros, zeros.clone())["a beside b"].startswith("identical")
     behind = changed(rows, 1, 0.5)
-    behind[2:] = rows[2:]  # equal again: the first difference counts
-    assert "identical in block 0, first difference in block 1 (0.5" in said(rows, behind)["a beside b"]
+    behind[2:] = rows[2:]
+    assert said(rows, behind)["a beside b"] == (
+        "identical in block 0, first difference in block 1 (0.5 of the norm), identical again in blocks 2 to 3"
+    )
+    first = changed(rows, 0, 2.0)
+    first[1:] = rows[1:]  # what is equal behind it shows that the models have something in common
+    assert said(rows, first)["a beside b"] == (
+        "first difference in block 0 (2 of the norm), identical in blocks 1 to 3"
+    )
+    both = behind.clone()
+    both[3, :, 1] += 1
+    assert said(rows, both, names=["a", "b", "c", "d"])["a beside b"].endswith(
+        "(0.5 of the norm), identical again in c"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda x: x.half().float(), "b is a rounded to float16"),
+        (lambda x: x.bfloat16().float(), "b is a rounded to bfloat16"),
+        (lambda x: 3 * x, "b is 3 times a"),
+        (lambda x: -0.5 * x, "b is -0.5 times a"),
+        (lambda x: x + 1, "b is a plus 1"),
+        (lambda x: x - 0.25, "b is a minus 0.25"),
+        (lambda x: 2 * x + 3, "b is 2 times a plus 3"),
+    ],
+)
+def test_copies_in_another_precision_scale_or_place(change, what):
+    rows = torch.randn(4, 80, 5, generator=torch.Generator().manual_seed(0))
+    assert said(rows, change(rows)) == {"a beside b": f"{what} in blocks 0 to 3"}
+    other = change(rows)
+    other[2] = torch.roll(rows[2], 1, 0)
+    assert said(rows, other)["a beside b"].startswith(f"{what} in blocks 0 to 1, first difference in block 2 (")
+    assert said(rows, other)["a beside b"].endswith(f" of the norm), {what} again in block 3")
+    late = change(rows)
+    late[:, -1] = rows[:, -1] + 0.1 * rows[:, 0]  # the last row alone is otherwise
+    assert what not in said(rows, late).get("a beside b", "")
+    if "rounded" in what:
+        assert said(change(rows), rows) == {"a beside b": f"{what.replace('b is a', 'a is b')} in blocks 0 to 3"}
+
+
+def test_no_factor_is_found_where_values_are_few_or_constant():
+    few = torch.tensor([[[1.0, 2.0]], [[3.0, 5.0]]])
+    assert said(few, 2 * few, names=["a", "b"], blocks=1) == {}
+    rows = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
+    dead = rows.clone()
+    dead[1] = 1
+    assert said(rows, dead, names=["a", "b"]) == {
+        "a beside b": f"identical in a, first difference in b ({measure_difference(rows[1], dead[1])[0] / 8:.2g} of the norm)"
+    }
+    unrelated = torch.randn(2, 300, 5, generator=torch.Generator().manual_seed(1))
+    assert said(unrelated, unrelated.roll(1, 1), names=["a", "b"]) == {}
 
 
 def test_compare_begins_with_it(repsim, newest, tmp_path):
