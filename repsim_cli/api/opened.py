@@ -1,7 +1,7 @@
 """What `verify` is given -> models that run: in memory, or by block from the disk."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.memory import digest
 from repsim_cli.models.parts import Kept, explain_block_refusal, is_inside
-from repsim_cli.models.sizes import are_resident_together
+from repsim_cli.models.sizes import are_resident_together, count_weight_bytes
 from repsim_cli.models.source import Family, Precomputed, Series, Source
 from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.models.transformers import predicts_next
@@ -94,16 +94,36 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
         if (why := explain_block_refusal(each.source)) is not None:
             raise BadInput(f"by_block: {each.label} cannot be run by block ({why}), got always; drop it")
 
-    def open_side(each: Any) -> Any:
+    by_part = {
+        key: _open_on_disk(each.source)
+        for key, each in enumerate((first, second))
+        if isinstance(each, NamedModel) and apart and explain_block_refusal(each.source) is None
+    }
+
+    def open_side(key: int, each: Any) -> Any:
         if not isinstance(each, NamedModel):
             return each
         source = each.source
-        side = (
-            _open_on_disk(source) if apart and explain_block_refusal(source) is None else InMemory(_load_whole(source))
-        )
+        side = by_part.get(key) or InMemory(_load_whole(source))
         return OpenedModel(each.label, side, _try_or_none(source.tokenizer), source.identity())
 
-    return open_side(first), open_side(second)
+    _check_memory((first, second), by_part, hardware)
+    return open_side(0, first), open_side(1, second)
+
+
+def _check_memory(sides: Sequence[Any], by_part: Mapping[int, OnDisk], hardware: Hardware) -> None:
+    """Raises BadInput where the weights that are in memory at a time, of whole models or of the largest part of each,
+    take more than the limit."""
+    sizes = [
+        (f"the largest part of {each.label}", 4.0 * by_part[key].largest)
+        if key in by_part
+        else (each.label, count_weight_bytes(each.source, hardware.dtype))
+        for key, each in enumerate(sides)
+        if isinstance(each, NamedModel)
+    ]
+    if sum(size for _, size in sizes) > hardware.memory_limit:
+        what = " and ".join(f"{size / 1e9:.2g} GB of {label}" for label, size in sizes)
+        raise BadInput(f"memory_gb: too little, got {hardware.memory_limit / 1e9:.2g} for {what}; give more")
 
 
 def _list_head_classes(source: Source) -> list[str]:

@@ -70,6 +70,8 @@ def verify(  # noqa: PLR0913 - the public interface
         or _read_dump(reference, "reference", layer_ids)
         or find_model("reference", reference)
     )
+    if _is_reference_file(candidate):
+        raise BadInput(f"candidate: a file of --save is the reference, got '{candidate}' second; give the file first")
     second = _read_dump(candidate, "candidate", layer_ids) or find_model("candidate", candidate)
     _check(first, second, texts, quick, layer_ids)
     first, second = load_sides(first, second, make_hardware(by_block, memory_gb))
@@ -104,11 +106,11 @@ def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequen
     if isinstance(first, Saved) and dumps[1]:
         raise BadInput(f"{second.label}: no model runs beside a file of --save, got stored activations; give the model")
     if isinstance(first, Saved) and quick:
-        raise BadInput("quick: a saved reference has its own rounding and inputs, got quick=True; drop it")
+        raise BadInput("quick: a saved reference has its own rounding and inputs, and nothing is measured; drop it")
     if isinstance(first, Saved) and texts is not None:
         raise BadInput("texts: a saved reference has its own, got others; drop them, or save it again with them")
     if all(dumps) and (texts is not None or quick):
-        raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
+        raise BadInput(f"{'quick' if quick else 'texts'}: two dumps have their own tokens, and nothing is run; drop it")
     for dump, model in ((first, second), (second, first)):
         if isinstance(dump, Dump) and isinstance(model, NamedModel) and dump.depths and predicts_next(model.source):
             dump.index_streams(model.source.layers)  # which refuses blocks that the model does not have
@@ -250,9 +252,11 @@ def _read_texts(texts: Texts) -> list[Any]:
 
 def _read_reference(reference: Any) -> Saved | None:
     """A reference that was saved by `save_reference`."""
-    if isinstance(reference, str | os.PathLike) and is_saved(expand_path(reference)):
-        return load(expand_path(reference))
-    return None
+    return load(expand_path(reference)) if _is_reference_file(reference) else None
+
+
+def _is_reference_file(given: Any) -> bool:
+    return isinstance(given, str | os.PathLike) and is_saved(expand_path(given))
 
 
 def _compare_with_file(first: Saved, second: OpenedModel, progress: Progress) -> Answer:

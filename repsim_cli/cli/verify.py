@@ -14,6 +14,14 @@ from repsim_cli.runs.results import write
 from repsim_cli.studies.verify.answer import VERDICTS, Answer
 
 NO_VERDICT = 2
+FLAGS = {
+    "texts": "--text",
+    "quick": "--quick",
+    "layer_ids": "--layer-ids",
+    "by_block": "--by-block",
+    "memory_gb": "--memory-gb",
+}
+"""What arguments of `repsim_cli.verify` are called in the command."""
 
 
 def verify_command(parsed: argparse.Namespace) -> int:
@@ -50,6 +58,9 @@ def verify_command(parsed: argparse.Namespace) -> int:
     except RunFailed as error:
         complain(error)
         return NO_VERDICT
+    except BadInput as error:
+        key, colon, rest = str(error).partition(":")
+        raise BadInput(f"{FLAGS.get(key, key)}{colon}{rest}") from error
     finally:
         results.drop_empty(place)
     fails = VERDICTS.index(answer.verdict) >= VERDICTS.index(parsed.fail_on.replace("-", " ").upper())

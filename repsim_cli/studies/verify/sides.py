@@ -62,6 +62,8 @@ class OnDisk(InMemory):
         paths = {id(module): name for name, module in shell.named_modules()}
         self.paths = {unit.key: paths[id(unit.module)] for unit in split_into_units(shell)}
         super().__init__(part(lambda name: not any(is_inside(name, path) for path in self.paths.values())))
+        sizes = (sum(x.numel() for x in shell.get_submodule(path).parameters()) for path in self.paths.values())
+        self.largest = max(sizes, default=0)  # weights of a part
         for path in self.paths.values():
             _exchange(self.model.get_submodule(path), shell.get_submodule(path))
 

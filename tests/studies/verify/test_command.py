@@ -146,6 +146,12 @@ def test_a_reference_from_a_file(repsim, broken, tmp_path):
     assert repsim("verify", "tiny_a", "--save", file)[:2] == (0, f"{file}\n")
     code, out, _ = repsim("verify", file, "tiny_a")
     assert (code, out.split()[0]) == (0, "IDENTICAL")
+    code, _, err = repsim("verify", "tiny_a", file)
+    assert (code, err) == (
+        2,
+        f"error: candidate: a file of --save is the reference, got '{file}' second; give the file first\n",
+    )
+    assert "--quick: a saved reference has its own rounding" in repsim("verify", file, "tiny_a", "--quick")[2]
     code, out, _ = repsim("verify", file, broken, "--json")
     assert code == 1
     (first,) = json.loads(out)["differences"]
@@ -187,7 +193,7 @@ def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
     repsim("verify", "tiny_a", "--save", file)
     code, _, err = repsim("verify", file, "tiny_a", "--text", text)
     assert code == 2
-    assert "texts: a saved reference has its own" in err
+    assert "--text: a saved reference has its own" in err
 
 
 def test_a_backbone_is_saved_for_texts_alone():

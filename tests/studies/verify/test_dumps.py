@@ -322,10 +322,10 @@ def test_refusals_end_with_2(repsim, tmp_path):
     whole = {"hidden_states": torch.ones(5, 7, 64), "token_ids": torch.arange(5)}
     safetensors.torch.save_file(whole, file)
     for words, message in (
-        ((file, file, "--quick"), "texts, quick: two dumps have their own tokens, and nothing is run; drop them"),
+        ((file, file, "--quick"), "--quick: two dumps have their own tokens, and nothing is run; drop it"),
         (
             ("tiny_a", "tiny_a", "--layer-ids", "0"),
-            "layer_ids: of stored activations, got [0] with two models; drop it",
+            "--layer-ids: of stored activations, got [0] with two models; drop it",
         ),
         (("tiny_a", file, "--layer-ids", "0-x"), "--layer-ids: not numbers and ranges, got '0-x'; write them as 0,4-6"),
         ((file, "--save", tmp_path / "new.safetensors"), "--save: of a model that runs, got stored activations"),

@@ -105,7 +105,7 @@ def test_without_a_head_on_one_side(saved, tmp_path):
 
 
 def test_from_the_command(repsim):
-    code, out, _ = repsim("verify", "tiny_a", "tiny_a", "--quick", "--memory-gb", "0.0001")
+    code, out, _ = repsim("verify", "tiny_a", "tiny_a", "--quick", "--by-block", "always")
     assert code == 0
     assert out.startswith("IDENTICAL   every bit is the same, in 11 parts on 3 kinds of input\n")
 
@@ -114,8 +114,16 @@ def test_what_is_refused(repsim, saved, tmp_path):
     albert = tmp_path / "albert"
     built("albert").save_pretrained(albert)
     for words, text in (
-        (["tiny_a", albert, "--by-block", "always"], "by_block: albert cannot be run by block"),
-        (["tiny_a", "tiny_a", "--memory-gb", "-1"], "memory_gb: not above 0, got -1.0"),
+        (["tiny_a", albert, "--by-block", "always"], "--by-block: albert cannot be run by block"),
+        (
+            ["tiny_a", "tiny_a", "--memory-gb", "0.0001"],
+            "--memory-gb: too little, got 0.0001 for 0.0002 GB of the largest part of tiny_a and 0.0002 GB of the largest",
+        ),
+        (
+            [albert, albert, "--memory-gb", "1e-5"],
+            "--memory-gb: too little, got 1e-05 for",
+        ),
+        (["tiny_a", "tiny_a", "--memory-gb", "-1"], "--memory-gb: not above 0, got -1.0"),
     ):
         code, _, err = repsim("verify", *words)
         assert (code, err.count("\n")) == (2, 1)
