@@ -10,6 +10,7 @@ from repsim_cli.base.plain import join_into_ranges, name_blocks
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
 UNNAMED = "unnamed"
+AGREES = "all before agree to rounding"
 SHOWN = 3  # places and tensors that a line names
 WIDTH = 10
 
@@ -65,7 +66,8 @@ class Answer:
     inside: places that differ inside parts that do not. weights: tensors of common names that differ, and how much.
     worst: the most that anything right is off, in multiples of its rounding. effect: on the output.
     quantised: of which rounding of weights the errors are. inputs: what was tried. notes: further sentences.
-    given: what each part was run on; empty: none was run.
+    given: what each part was run on; empty: none was run. before: of what runs before the first difference, empty where
+    nothing does.
     """
 
     verdict: str
@@ -82,6 +84,7 @@ class Answer:
     notes: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     given: str = "the reference's own inputs"
+    before: str = ""
 
     @property
     def same(self) -> bool:
@@ -105,7 +108,7 @@ class Answer:
             "alone": self._say_alone(),
             "input": self._inputs(first),
         }
-        lines = [f"{self.verdict}   first at {first.where} {self._say_agreement_before()}".rstrip()]
+        lines = [f"{self.verdict}   first at {first.where}{f' ({self.before})' * bool(self.before)}"]
         return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._list_notes()]
 
     def __str__(self) -> str:
@@ -139,10 +142,6 @@ class Answer:
             return f"every bit is the same, in {what}"
         whole, row = self.worst
         return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
-
-    def _say_agreement_before(self) -> str:
-        first = self.differences[0].unit
-        return "" if first.split()[0] in ("embed", "token") else "(all before agree to rounding)"
 
     def _weights(self) -> str:
         if not self.weights:
@@ -190,7 +189,9 @@ class Answer:
             return ""
         if not first.inputs:
             return "none of these inputs shows it"
-        does_not = "ordinary text does not" if ordinary == "text" else f"{ordinary} do not"
+        name, does_not = ("ordinary text", "does not") if ordinary == "text" else (ordinary, "do not")
+        later = next((each.where for each in self.differences if ordinary in each.inputs), None)
+        does_not = f"{name} {does_not}" if later is None else f"{name} first shows {later}"
         return f"{', '.join(first.inputs)} show{'s' * (len(first.inputs) == 1)} it, {does_not}"
 
     def _list_notes(self) -> list[str]:
@@ -210,6 +211,28 @@ def _say_first_token(first: Difference) -> str:
         return "no single token stands out, all of them together do"
     start = "the first token on" if first.first == 0 else f"token {first.first} of a row on"
     return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
+
+
+def name_places(places: Sequence[tuple[str, str]]) -> str:
+    """Names places, those of the same parts together.
+
+    >>> name_places([("block 0", "q"), ("block 0", "k"), ("block 1", "q"), ("block 1", "k"), ("block 2", "v")])
+    'q, k of blocks 0 to 1; v of block 2'
+    """
+    parts: dict[str, list[str]] = {}
+    for unit, place in places:
+        parts.setdefault(place, []).append(unit)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for place, units in parts.items():
+        groups.setdefault(tuple(sorted(units, key=_sort_by_number)), []).append(place)
+    shown = [f"{', '.join(some)} of {name_part_ranges(units)}" for units, some in groups.items()]
+    rest = f" and {len(shown) - SHOWN} groups more" if len(shown) > SHOWN else ""
+    return "; ".join(shown[:SHOWN]) + rest
+
+
+def _sort_by_number(unit: str) -> tuple[str, int]:
+    name, _, number = unit.rpartition(" ")
+    return (name, int(number)) if number.isdigit() else (unit, 0)
 
 
 def name_part_ranges(keys: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.precision import UNIT, choose_coarser_dtype
-from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
+from repsim_cli.studies.verify.answer import AGREES, DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
@@ -154,6 +154,7 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
         worst=worst,
         inputs=[batch.name],
         given="",
+        before=AGREES if right else "",
         notes=[
             *([NO_REPLAY] if differences else []),
             *(WITHOUT_IDS.format(label) for label in without[:1]),

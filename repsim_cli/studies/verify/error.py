@@ -39,7 +39,7 @@ def name_role(finding: Finding) -> str:
         return "positions" if "pos" in path or "wpe" in path else "types" if "type" in path else "embed"
     if "norm" in name:
         return "norm"
-    if name in ("linear", "conv1d") or hasattr(part, "in_features"):
+    if is_linear_map(part):
         return "linear"
     if "router" in name or "gate" in name:
         return "router"
@@ -47,6 +47,10 @@ def name_role(finding: Finding) -> str:
         return "experts"
     known = any(word in name for word in ("act", "gelu", "silu", "relu", "tanh"))
     return "activation" if known and not list(part.children()) else "sum"
+
+
+def is_linear_map(module: nn.Module) -> bool:
+    return type(module).__name__.lower() in ("linear", "conv1d") or hasattr(module, "in_features")
 
 
 def find_module(finding: Finding) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from repsim_cli.studies.verify.answer import name_places
 from repsim_cli.studies.verify.error import find_module, name_role
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.rounding import Places
@@ -109,16 +110,20 @@ def measure_rounding_noise(finding: Finding) -> Noise | None:
 @dataclass(frozen=True, eq=False)
 class QuantisationFit:
     """scheme: the one by which the maps agree best. bits: of their weights. worse: the maps that are more than WORSE dB
-    beyond it, with how much."""
+    beyond it, with how much. maps: the others, by part and place."""
 
     scheme: Scheme
     bits: float
     worse: Mapping[tuple[str, str], float]
+    maps: Sequence[tuple[str, str]]
 
-    def about(self, count: int) -> str:
-        return (
-            f"the errors of {count} linear maps are what rounding to about {self.bits:.1f} bits gives ({self.scheme})"
-        )
+    def about(self, total: int) -> str:
+        """Says which maps are rounded, and how. total: the linear maps of all blocks."""
+        count = len(self.maps)
+        which = f"{count} of {total} linear maps" if count < total else f"{count} linear maps"
+        if count + len(self.worse) < total:
+            which += f" ({name_places(self.maps)})"
+        return f"the errors of {which} are what rounding to about {self.bits:.1f} bits gives ({self.scheme})"
 
 
 def find_quantisation_fits(noises: Mapping[tuple[str, str], Noise]) -> list[QuantisationFit]:
@@ -135,7 +140,9 @@ def find_quantisation_fits(noises: Mapping[tuple[str, str], Noise]) -> list[Quan
         bits = 1 - middle / (20 * math.log10(2))
         if spread <= SPREAD and BITS[0] <= bits <= BITS[1]:
             worse = {place: each - middle for place, each in over.items() if each - middle > WORSE}
-            found.append((spread, QuantisationFit(scheme, bits, worse)))
+            found.append(
+                (spread, QuantisationFit(scheme, bits, worse, [place for place in over if place not in worse]))
+            )
     return [fit for _, fit in sorted(found, key=lambda each: each[0])]
 
 
@@ -168,7 +175,9 @@ def find_rounding(found: Sequence[QuantisationFit], pairs: Sequence[tuple[Tensor
 
 
 def _keep_large_misfits(fit: QuantisationFit) -> QuantisationFit:
-    return replace(fit, worse={place: by for place, by in fit.worse.items() if by > LOOSELY})
+    worse = {place: by for place, by in fit.worse.items() if by > LOOSELY}
+    every = [*fit.maps, *fit.worse]
+    return replace(fit, worse=worse, maps=[place for place in every if place not in worse])
 
 
 def _measure_largest_error(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:

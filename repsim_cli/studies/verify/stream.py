@@ -14,7 +14,7 @@ from repsim_cli.models import precision
 from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, rounding
-from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
+from repsim_cli.studies.verify.answer import AGREES, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
@@ -161,6 +161,7 @@ def _answer(pair: DumpPair, progress: Progress) -> Answer:
         differences=differences,
         right=[key for key in seen.order if key in seen.right - wrong],
         worst=seen.worst,
+        before=AGREES if differences and differences[0].unit != seen.order[0] else "",
         effect={} if part else _measure_dump_effect(pair, seen),
         inputs=[name_dump_sequences(dump)],
         given="" if part else GIVEN,

@@ -12,13 +12,28 @@ from repsim_cli.models import precision
 from repsim_cli.models.points import Architecture
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import weights
-from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
-from repsim_cli.studies.verify.error import find_module
+from repsim_cli.studies.verify.answer import (
+    AGREES,
+    AS_QUANTISED,
+    DIFFERENT,
+    IDENTICAL,
+    ROUNDING,
+    UNNAMED,
+    Answer,
+    Difference,
+)
+from repsim_cli.studies.verify.error import find_module, is_linear_map
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import OF_WEIGHTS
 from repsim_cli.studies.verify.passes import Passes, VerifyRun, find_embeddings, run_by_part, run_whole
-from repsim_cli.studies.verify.quantised import copy_some_rows, find_quantisation_fits, find_rounding, move_inputs_last
+from repsim_cli.studies.verify.quantised import (
+    QuantisationFit,
+    copy_some_rows,
+    find_quantisation_fits,
+    find_rounding,
+    move_inputs_last,
+)
 from repsim_cli.studies.verify.replay import Precisions
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory, OnDisk
@@ -73,7 +88,7 @@ def verify_models(
     if _is_other_checkpoint(differences, units, tensors):
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
-    fit = ""
+    fit, every = None, differences
     if not from_file:
         fit, differences = explain_as_quantised(differences, findings, both)
         if not differences and not fit:
@@ -102,7 +117,8 @@ def verify_models(
         worst=(max(r.worst[0] for r in results), max(r.worst[1] for r in results)),
         effect=_measure_output_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
-        quantised=fit,
+        quantised="" if fit is None else fit.about(_count_linear_maps(units)),
+        before=say_what_is_before(differences, every, order, fit),
         settings={
             "by_block": [
                 label for label, side in zip(labels, (reference, candidate), strict=True) if isinstance(side, OnDisk)
@@ -127,9 +143,9 @@ def _is_other_checkpoint(
 
 def explain_as_quantised(
     differences: list[Difference], findings: Sequence[Finding], both: Both
-) -> tuple[str, list[Difference]]:
-    """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not.
-    both: the weights of reference and candidate."""
+) -> tuple[QuantisationFit | None, list[Difference]]:
+    """The rounding of weights that the errors of the linear maps are those of, and the differences that are not. both:
+    the weights of reference and candidate."""
     first = {(found.key, found.place): found for found in reversed(findings) if found.about}
     places = {(each.unit, each.place): each for each in differences}
     maps = {place: about.noise for place in places if place in first and (about := first[place].about) and about.noise}
@@ -140,9 +156,10 @@ def explain_as_quantised(
         """Says whether a place may be rounded: not where its weights are the same, or its error has another name."""
         known = names[place] in theirs and theirs[names[place]].is_floating_point()
         same = known and names[place] not in places[place].tensors
-        return places[place].block is not None and places[place].kind in (*OF_WEIGHTS, UNNAMED) and not same
+        return places[place].kind in (*OF_WEIGHTS, UNNAMED) and not same
 
-    inner = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
+    maps = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
+    inner = {place: noise for place, noise in maps.items() if places[place].block is not None}
     pairs = [
         tuple(
             copy_some_rows(move_inputs_last(side[names[place]], find_module(first[place]))) for side in (ours, theirs)
@@ -152,7 +169,7 @@ def explain_as_quantised(
     ]
     fit = find_rounding(find_quantisation_fits(inner), pairs)
     if fit is None:
-        return "", differences
+        return None, differences
     # the embeddings and the head may have bits of their own
     outside = {place for place, noise in maps.items() if place not in inner and noise.over.get(fit.scheme, 0.0) < -6}
     kept = [each for each in differences if (each.unit, each.place) not in {*inner, *outside} - fit.worse.keys()]
@@ -162,7 +179,21 @@ def explain_as_quantised(
         else each
         for each in kept
     ]
-    return fit.about(len(inner) - len(fit.worse)), kept
+    return fit, kept
+
+
+def say_what_is_before(
+    differences: Sequence[Difference], every: Sequence[Difference], order: Sequence[str], fit: QuantisationFit | None
+) -> str:
+    """Says of what runs before the first difference how it agrees. every: with those that are put down to this rounding
+    of weights. order: of the parts, as they run."""
+    if not differences or differences[0].unit == next(iter(order), ""):
+        return ""
+    first = differences[0].unit, differences[0].place
+    places = [(each.unit, each.place) for each in every]
+    if fit is None or first not in places[1:]:
+        return AGREES
+    return f"before it the errors are those of rounding to about {fit.bits:.1f} bits"
 
 
 def find_unseen_differences(
@@ -199,6 +230,10 @@ def find_unseen_differences(
             )
         )
     return made
+
+
+def _count_linear_maps(units: Sequence[ModelUnit]) -> int:
+    return sum(is_linear_map(module) for unit in units if unit.block is not None for module in unit.module.modules())
 
 
 def _count_block_units(units: Sequence[ModelUnit]) -> int:

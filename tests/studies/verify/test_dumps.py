@@ -192,6 +192,17 @@ def test_two_dumps(models, tmp_path):
     assert repsim_cli.verify(exact, tmp_path / f"a{torch.bfloat16}").verdict == "ROUNDING"
 
 
+def test_nothing_is_before_the_first_layer(tmp_path):
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    draw = np.random.default_rng(0)
+    rows = {f"layer{i}": draw.standard_normal((50, 8)).astype("f4") for i in range(3)}
+    np.savez(a, **rows)
+    np.savez(b, **{**rows, "layer0": -rows["layer0"]})
+    assert repsim_cli.verify(a, b).lines()[0] == "DIFFERENT   first at layer0"
+    np.savez(b, **{**rows, "layer2": -rows["layer2"]})
+    assert repsim_cli.verify(a, b).lines()[0] == "DIFFERENT   first at layer2 (all before agree to rounding)"
+
+
 def test_rows_of_two_dumps_pair_by_their_ids(tmp_path):
     x, names = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32), np.array(list("abcdef"))
     np.savez(tmp_path / "a.npz", h1=x, h2=x + 1, ids=names)

@@ -179,6 +179,19 @@ def test_a_row_of_the_vocabulary_that_no_text_has_is_found(models):
     assert "of 1 tokens (0)" in first.about
 
 
+def test_a_row_that_a_tied_head_shows_is_not_called_hidden(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    table = broken.get_input_embeddings().weight.data
+    unused = next(row for row in range(len(table)) if not (batches(reference)[0].ids == row).any())
+    table[unused] *= 1.5
+    answer = verify_models(reference, broken, batches(reference))
+    assert [each.unit for each in answer.differences] == ["embed", "head"]
+    assert answer.lines()[0] == "DIFFERENT   first at embed"
+    (said,) = (line for line in answer.lines() if line.startswith("  input "))
+    assert said.endswith("first shows head")
+
+
 def test_weights_that_no_input_uses_are_different(models):
     reference = models("gpt2")
     broken = copy.deepcopy(reference)

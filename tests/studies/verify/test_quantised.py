@@ -1,6 +1,7 @@
 """Rounded weights are told from faults: by the noise that rounding gives for each linear map, and none worse."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -88,6 +89,34 @@ def test_the_map_that_is_worse_than_the_others_stands_out(reference):
     assert answer.verdict == DIFFERENT
     assert [(each.unit, each.place, each.kind) for each in answer.differences] == [("block 1", there["down"], "noise")]
     assert "dB above what its bits give" in answer.differences[0].about
+    assert answer.lines()[0].endswith(" (before it the errors are those of rounding to about 6.0 bits)")
+    assert " linear maps are what rounding to about 6.0 bits gives" in answer.lines()[-1]
+    assert re.search(r"errors of (\d+) of (\d+) linear maps", answer.quantised)
+
+
+def rounded_in(reference, blocks):
+    """A copy in 6 bits in these blocks alone."""
+    other = round_weights(copy.deepcopy(reference), 6)
+    for number, (block, exact) in enumerate(zip(Parts(other).blocks, Parts(reference).blocks, strict=True)):
+        if number not in blocks:
+            block.load_state_dict(exact.state_dict())
+    return other
+
+
+def test_the_maps_that_are_rounded_are_named(reference):
+    other = rounded_in(reference, [0])
+    answer = verify_models(reference, other, batches())
+    assert answer.verdict == AS_QUANTISED
+    assert re.search(r"of (\d+) of \d+ linear maps \(.+ of block 0\) are what rounding to about [56]", answer.quantised)
+
+
+def test_nothing_is_said_of_rounding_before_the_first_difference_where_all_of_it_is_behind(reference):
+    other, there = rounded_in(reference, [1, 2]), Parts(reference).by_role(0)
+    weight(Parts(other).at(0, there["down"]))[0, 0] += 1
+    answer = verify_models(reference, other, batches())
+    assert answer.lines()[0] == f"DIFFERENT   first at {answer.differences[0].where} (all before agree to rounding)"
+    assert " linear maps (" in answer.lines()[-1]
+    assert answer.differences[0].kind == "weight"  # smaller than the rounding of the others, and not put down to it
 
 
 def test_other_noise_of_the_same_size_is_no_rounding(reference):
