@@ -164,6 +164,8 @@ class Answer:
         if "kl" in self.effect:
             kl, same = self.effect["kl"], self.effect["same_choice"]
             return f"next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
+        if "not_finite" in self.effect:
+            return f"the output is not finite in {100 * self.effect['not_finite']:.1f} % of the rows"
         return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
 
     def _say_alone(self) -> str:

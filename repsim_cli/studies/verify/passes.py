@@ -65,6 +65,7 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
         )
     else:
         tensors, units, kept = weights.compare(reference.weights, candidate.weights), reference.units, []
+        _check_finite(tensors, run.labels[0])
     inside = {find_unit_key(name, units) for name, *_ in tensors.differ} - {""}
     results = []
     for number, batch in enumerate(run.progress(run.batches, label="verify", unit="batches")):
@@ -110,6 +111,7 @@ def run_by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Pas
             next(parts, None)
         stack.callback(list, parts)
     compared.rest()
+    _check_finite(compared.tensors(), run.labels[0])
     _check_repeats([calls[0][OUT].out[""], again.result], reference.model, run.labels[0])
     _check_repeats([each.result for each in free], candidate.model, run.labels[1])
     with _load_embedding(reference), _load_embedding(candidate):
@@ -158,6 +160,7 @@ class WeightComparison:
             sorted(alone[0] - both, key=lambda name: ours[name]),
             sorted(alone[1] - both, key=lambda name: theirs[name]),
             {name: self.norms[name] for name in ours},
+            [said for each in found for said in each.lost],
         )
 
 
@@ -212,6 +215,12 @@ def run_or_refuse(label: str, batch: Batch) -> Iterator[None]:
         why = " ".join(str(error).split())[:200]
         what = f"{type(error).__name__} ({why})"
         raise RunFailed(f"{label}: it fails on {batch.name}, got {what}; run it alone on such input") from error
+
+
+def _check_finite(tensors: Tensors, label: str) -> None:
+    if tensors.lost:
+        rest = f" and {len(tensors.lost) - 1} tensors more" if len(tensors.lost) > 1 else ""
+        raise BadInput(f"{label}: weights that are not finite, got {tensors.lost[0]}{rest}; nothing is told from them")
 
 
 def _check_repeats(outs: Sequence[Tensor], model: nn.Module, label: str) -> None:

@@ -2,6 +2,7 @@
 machine or another version then needs no reference model."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,10 @@ def save(
 ) -> None:
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
     module inside does; part by part, until that is more than `inside` bytes, and from there on sketches of it."""
+    named = weights.name_weights(model)
+    lost = next((f"{said} in {name}" for name, x in named.items() if (said := weights.say_not_finite(x))), None)
+    if lost is not None:
+        raise BadInput(f"{label}: weights that are not finite, got {lost}; nothing is told from them")
     units, dtype = split_into_units(model), precision.find_main_dtype(model)
     precisions, room = Precisions(dtype, precision.choose_twin_dtype(dtype, dtype)), inside
     tensors: dict[str, Tensor] = {}
@@ -87,9 +92,7 @@ def save(
         "dtype": str(dtype).removeprefix("torch."),
         "blocks": sum(unit.block is not None for unit in units),
         "batches": about,
-        "weights": {
-            name: sketch_weights(x) for name, x in weights.name_weights(model).items() if x.is_floating_point()
-        },
+        "weights": {name: sketch_weights(x) for name, x in named.items() if x.is_floating_point()},
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
     }
     partial = file.with_name(f".{file.name}.partial")
@@ -131,8 +134,8 @@ class Saved:
             a, b = self.sketches[name], sketch_weights(theirs[name])
             size = max(a[1], b[1]) ** 0.5
             off = max(abs(a[i] - b[i]) for i in (0, 2)) / max(size * theirs[name].numel() ** 0.5, 1e-30)
-            if off > SAME or abs(a[1] - b[1]) > SAME * max(a[1], b[1]):
-                differ.append((name, 0, theirs[name].numel(), off))
+            if not (off <= SAME and abs(a[1] - b[1]) <= SAME * max(a[1], b[1])):  # NaN is no sum either
+                differ.append((name, 0, theirs[name].numel(), off if math.isfinite(off) else 1e30))
         return weights.Tensors(len(shared), differ, [], [])
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from repsim_cli.studies.verify.answer import (
     DIFFERENT,
     IDENTICAL,
     ROUNDING,
+    SHOWN,
     UNNAMED,
     Answer,
     Difference,
@@ -79,7 +81,8 @@ def verify_models(
         known = {found.key for found in findings if found.place not in ("", IN)}
         findings = [found for found in findings if found.place or found.key not in known]
     if seen.rows is not None and not any(found.key == "embed" for found in findings):
-        findings.insert(0, seen.rows)
+        embed = next((unit for unit in units if unit.key == "embed"), seen.rows.unit)
+        findings.insert(0, replace(seen.rows, unit=embed))
     order = list(dict.fromkeys(key for result in results for key in result.order))
     both = ({} if from_file else reference.weights, candidate.weights)
     differences = merge(
@@ -299,6 +302,8 @@ def merge(
             kind, about = "rows", f"rows of the embeddings are others ({first.judged.relative:.2g} of the norm)"
         if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
             kind, about = said
+        if lost := [f"{name} holds {said}" for name in differ if (said := weights.say_not_finite(theirs[name]))]:
+            kind, about = "not finite", "; ".join(lost[:SHOWN])
         made.append(
             Difference(
                 unit=key,
@@ -326,18 +331,24 @@ def _measure_output_effect(candidate: nn.Module, batch: Batch, seen: Passes) -> 
 
 
 def compare_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
-    """Measures how far two outputs of a model are apart; of logits, by the next token too. Empty for other shapes."""
+    """Measures how far two outputs of a model are apart; of logits, by the next token too. Empty for other shapes; the
+    share of rows that are not finite in one of them alone, where any is."""
     mask = batch.mask
     if got.shape[:-1] != wanted.shape[:-1]:
         return {}
     width = min(got.shape[-1], wanted.shape[-1])
     got, wanted = ((x[mask] if x.shape[:2] == mask.shape else x)[..., :width].double() for x in (got, wanted))
-    relative = float((got - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    same = got == wanted
+    finite = (same | torch.isfinite(got - wanted)).all(-1)
+    if not finite.all():
+        return {"not_finite": float((~finite).double().mean())}
+    off, size = ((got - wanted).masked_fill(same, 0.0), wanted.masked_fill(wanted.isinf(), 0.0))
+    relative = float(off.norm() / size.norm().clamp_min(1e-30))
     if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:  # type: ignore
         return {"relative": relative}
     p, q = F.log_softmax(wanted, -1), F.log_softmax(got, -1)
     return {
         "relative": relative,
-        "kl": max(0.0, float((p.exp() * (p - q)).sum(-1).mean())),
+        "kl": max(0.0, float((p.exp() * (p - q)).masked_fill(p.isinf(), 0.0).sum(-1).mean())),
         "same_choice": float((p.argmax(-1) == q.argmax(-1)).double().mean()),
     }

@@ -18,13 +18,15 @@ EXACT = 1e-6  # of the norm: the same but for rounding
 class Tensors:
     """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
     with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
-    all tensors of the reference, where any differs."""
+    all tensors of the reference, where any differs. lost: what of the reference is not finite while the candidate has
+    it otherwise."""
 
     common: int
     differ: Sequence[tuple[str, int, int, float]]
     only_reference: Sequence[str]
     only_candidate: Sequence[str]
     norms: Mapping[str, float] = field(default_factory=dict)
+    lost: Sequence[str] = ()
 
 
 def name_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -46,19 +48,26 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """Compares the tensors of the reference (a) and of the candidate (b). A row of weights that is off by less than a
     few roundings does not differ: sums in another order do that."""
     shared = [name for name in a if name in b and _are_comparable(a[name], b[name])]
-    differ = []
+    differ, lost = [], []
     for name in shared:
         rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
         x, y = (side[name][:rows] if rows else side[name] for side in (a, b))
         if not torch.equal(x, y):
             unit = max((UNIT[t.dtype] for t in (x, y) if t.dtype in UNIT), default=0.0)
             x, y = x.float(), y.to(x.device).float()
+            lost += [f"{said} in {name}"] if (said := say_not_finite(x)) else []
             off, size = ((z.flatten(1) if z.ndim > 1 else z[None]).norm(dim=1) for z in (x - y, x))
             if not torch.isfinite(off).all() or (off > ROUNDINGS * unit * size).any():
-                worst = float((off / size.clamp_min(1e-30)).max())
+                worst = float(torch.nan_to_num(off / size.clamp_min(1e-30), 1e30).max())
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
     alone = [n for n in a if n not in b], [n for n in b if n not in a]
-    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {})
+    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost)
+
+
+def say_not_finite(x: Tensor) -> str:
+    """Says how many values of a tensor are NaN or inf; empty where none is."""
+    counts = {"NaN": int(x.isnan().sum()), "inf": int(x.isinf().sum())}
+    return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def compute_weight_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:

@@ -281,3 +281,24 @@ def test_without_a_tokenizer_no_text_is_claimed(tmp_path):
     assert "text" not in answer.inputs
     assert "rows of random tokens" in answer.inputs
     assert any("token ids are not compared, for want of a tokenizer: bare" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize("by_block", ["never", "always"])
+def test_weights_that_are_not_finite(repsim, tmp_path, by_block):
+    folder, file = tmp_path / "lost", tmp_path / "reference.safetensors"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights[next(name for name in weights if name.endswith("layers.1.attention.dense.bias"))][3] = float("nan")
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    code, out, _ = repsim("verify", "tiny_a", folder, "--by-block", by_block, "--json")
+    (first,) = json.loads(out)["differences"]
+    assert (code, first["about"]) == (1, "layers.1.attention.dense.bias holds 1 NaN")
+    code, out, err = repsim("verify", folder, "tiny_a", "--by-block", by_block)
+    assert (code, out) == (2, "")
+    assert "lost: weights that are not finite, got 1 NaN in layers.1.attention.dense.bias" in err
+    code, _, err = repsim("verify", folder, "--save", file)
+    assert (code, file.exists()) == (2, False)
+    assert "weights that are not finite, got 1 NaN in layers.1.attention.dense.bias" in err
+    assert repsim("verify", "tiny_a", "--save", file)[0] == 0
+    code, out, _ = repsim("verify", file, folder)
+    assert (code, out.split("kind    ")[1].split("\n")[0]) == (1, "layers.1.attention.dense.bias holds 1 NaN")

@@ -1,6 +1,7 @@
 """A planted fault is found where it was planted and nowhere else, with its kind or none; benign changes are no fault."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -291,3 +292,37 @@ def test_the_error_of_an_unmerged_adapter_has_its_rank(models):
     (difference,) = verify_models(models("gpt2"), broken, batches()).differences
     assert difference.kind == "adapter"
     assert "rank 2 of" in difference.about
+
+
+def holding(models, value, name="llama"):
+    """A copy of which one weight of block 1 and one row of the embeddings are this value."""
+    broken = copy.deepcopy(models(name))
+    down = broken.model.layers[1].mlp.down_proj.weight
+    down.data[3, 7] = value
+    broken.get_input_embeddings().weight.data[5, 2] = value
+    return broken
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, "1 NaN"), (math.inf, "1 inf")])
+def test_weights_that_are_not_finite_are_named(models, value, said):
+    reference, broken = models("llama"), holding(models, value)
+    answer = verify_models(reference, broken, batches())
+    assert answer.verdict == DIFFERENT
+    assert [(each.kind, each.about) for each in answer.differences if each.unit in ("embed", "block 1")] == [
+        ("not finite", f"embed_tokens.weight holds {said}"),
+        ("not finite", f"layers.1.mlp.down_proj.weight holds {said}"),
+    ]
+    assert json.dumps(answer.record(), allow_nan=False)
+    with pytest.raises(BadInput, match=rf"^reference: weights that are not finite, got {said} in embed_tokens.weight"):
+        verify_models(broken, reference, batches())
+
+
+def test_equal_infinite_weights_are_no_fault():
+    """As those of biases that forbid a token."""
+    a = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    a[2].bias.data[1] = -math.inf
+    rows = [inputs.read_batch("rows", torch.randn(10, 4))]
+    assert verify_models(a, copy.deepcopy(a), rows).verdict == IDENTICAL
+    b = copy.deepcopy(a)
+    b[0].weight.data *= 1.01
+    assert verify_models(a, b, rows).effect["relative"] == pytest.approx(0.01, abs=0.01)
