@@ -1,5 +1,6 @@
 """What two models come to in sentences, never without chance: for the terminal and the page."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 
@@ -16,6 +17,7 @@ from repsim_cli.runs.content import Measured, Results
 NOTHING = "have nothing in common beyond chance"
 ALONE = "can be compared at one layer"
 ACROSS = "are more alike across depths than at the same depth"
+BLOCK = re.compile(r"block (\d+)")
 NAMED = 4  # layers that a sentence names at most
 # of normal values; chance is skewed and its spread that of few pairings, so that 0.05 of unrelated models exceed it
 LEVEL = 0.002
@@ -152,7 +154,7 @@ def find_displaced_layers(sides: Sides, noise: float | None) -> list[ClosestLaye
 
 
 def _say_layer(layer: str) -> str:
-    return f"in {layer}" if layer.startswith("block ") else f"at {layer}"
+    return f"in {layer}" if layer.startswith("block") else f"at {layer}"
 
 
 def _say_layers(names: Sequence[str], count: int) -> str:
@@ -161,20 +163,18 @@ def _say_layers(names: Sequence[str], count: int) -> str:
         return _say_layer(names[0])
     if len(names) == count:
         return "at every layer"
-    return f"at {_list_layers(names)}" if len(names) <= NAMED else f"at {len(names)} of {count} layers"
+    return _say_layer(_list_layers(names)) if len(names) <= NAMED else f"at {len(names)} of {count} layers"
 
 
 def _list_layers(names: Sequence[str]) -> str:
     """Names layers in a list, blocks by their numbers.
 
-    >>> _list_layers(["embed", "block 0", "block 1", "block 3"]), _list_layers(["a", "b", "c"])
-    ('embed, blocks 0 to 1, 3', 'a, b and c')
+    >>> _list_layers(["embed", "block 0", "block 1", "block 3"]), _list_layers(["block 2", "block 4"])
+    ('embed and blocks 0 to 1, 3', 'blocks 2, 4')
     """
-    blocks = [int(name.removeprefix("block ")) for name in names if name.removeprefix("block ").isdecimal()]
-    if blocks:
-        others = [name for name in names if not name.removeprefix("block ").isdecimal()]
-        return ", ".join([*others, name_blocks(blocks)])
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    blocks = [int(match[1]) for name in names if (match := BLOCK.fullmatch(name))]
+    parts = [name for name in names if not BLOCK.fullmatch(name)] + ([name_blocks(blocks)] if blocks else [])
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
 def choose_digits(measured: Measured, sides: Sides) -> str:

@@ -59,7 +59,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     ), out
     assert out.count("\n") <= 20
     assert re.search(
-        r"^    closest: block \d of tiny_a and block \d of tiny_b, 0\.\d{3}; block \d and block ", out, re.M
+        r"^    closest: block \d of tiny_a and block \d of tiny_b, 0\.\d{2}; block \d and block ", out, re.M
     )
     whole = repsim_cli.compare(["tiny_a", str(find_shipped("tiny_b"))], TEXTS, measures=["cka_unbiased"])
     by_command = repsim_cli.load(newest()).matrix("tiny_a", "tiny_b")
@@ -489,7 +489,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     words = ["compare", tmp_path / "a.npz", tmp_path / "b.npz", "--measure", "cka_unbiased"]
     code, out, err = repsim(*words)
     assert code == 0, err
-    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
+    assert "  chance: 0.00, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
     code, _, err = repsim(*words, "--significance", "permutation")
     assert code == 2
     assert "or declare the rows independent with significance.clusters=row" in err
@@ -498,7 +498,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     result = repsim_cli.load(newest())
     chance = result.chance("b", "a", "cka_unbiased")
     assert "chance 0.000; calibrated 0.847, p 0.005, family-wise p 0.005\n" in out
-    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
+    assert "  chance: 0.00, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
     assert -0.1 < chance.low <= chance.middle <= chance.high < 0.3
     values = result.matrix("a", "b").values
     assert values[0, 0] > chance.high > values[1, 1]
