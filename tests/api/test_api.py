@@ -497,7 +497,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     assert code == 0, err
     result = repsim_cli.load(newest())
     chance = result.chance("b", "a", "cka_unbiased")
-    assert "chance 0.000; calibrated 0.847, p 0.005, family-wise p 0.005\n" in out
+    assert "chance 0.00; calibrated 0.847, p 0.005, family-wise p 0.005\n" in out
     assert "  chance: 0.00, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
     assert -0.1 < chance.low <= chance.middle <= chance.high < 0.3
     values = result.matrix("a", "b").values
