@@ -132,12 +132,12 @@ def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest)
     assert code == 0, err
     (row,) = tabled(newest())
     (told,) = re.findall(r"closest: block (\d) of tiny_a and block (\d) of tiny_b, ([\d.]+);", out)
-    assert told == (row["layer a"][-1], row["layer b"][-1], f"{row['value']:.3f}")
+    assert told == (row["layer a"][-1], row["layer b"][-1], f"{row['value']:.2f}")
     share = reader.read_results(newest()).measures[0].null["share"]
     named = {"calibrated": "calibrated", "p": "p", "family-wise p": "p_family"}
     judged = ", ".join(f"{name} {row[key]:.3g}" for name, key in named.items())
-    tested = f"{row['tested']:.3f} on the {100 * share:.0f} % of rows that were tested: {judged}"
-    assert f"      chance {row[CHANCE]:.3f}; {tested}" in out
+    tested = f"{row['tested']:.2f} on the {100 * share:.0f} % of rows that were tested: {judged}"
+    assert f"      chance {row[CHANCE]:.2f}; {tested}" in out
 
 
 def test_summaries_of_many_measures_are_over_all_cells(repsim, newest, tmp_path):
