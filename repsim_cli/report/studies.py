@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import escape
+from repsim_cli.base.plain import escape, say_count
 from repsim_cli.runs.content import Curve, Results, Table
 
 MOST = 6  # sentences
+LEVEL = 0.05  # p up to which a probe tells a target
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
@@ -24,20 +25,26 @@ def _list_table_records(whole: Results, name: str) -> list[dict[str, Any]]:
 
 
 def _say_probe_errors(whole: Results) -> Iterator[str]:
-    """Says which layer tells each target best, against the largest class."""
+    """Says which layer tells each target best, if any tells it better than the largest class, or the mean of numbers;
+    in runs of before it was tested, whether its error is lower."""
     for row in _list_table_records(whole, "nearest to the targets"):
-        lowest, largest = row["lowest error"], row["error of the largest class"]
+        lowest, largest, p = row["lowest error"], row["error of the largest class"], row.get("p of any layer")
         if lowest is None:
             continue
-        control = row.get("control")
-        guess, known = ("its largest class", largest) if largest is not None else ("labels without meaning", control)
-        what = "the largest class alone has" if largest is not None else "with labels without meaning"
-        beside = "" if known is None else f"; {what} {known:.2g}"
-        numbers = f"error {lowest:.2g} ({row['probe']}){beside}"
-        if known is not None and lowest >= known:
-            yield f"No layer of {row['model']} tells {row['target']} better than {guess}: {numbers}"
+        if largest is not None:
+            guess, beside, known = "its largest class", "the largest class alone has", largest
         else:
-            yield f"{row['model']} tells {row['target']} best at {row['nearest']}: {numbers}"
+            guess = "labels without meaning" if p is None else "its mean"
+            beside, known = "with labels without meaning", row.get("control")
+        against = "" if known is None else f"; {beside} {known:.2g}"
+        tested = "" if p is None else f" (p {p:.2g} for the best of {say_count(row['layers'], 'layer')})"
+        numbers = f"error {lowest:.2g} ({row['probe']}){against}{tested}"
+        if p > LEVEL if p is not None else known is not None and lowest >= known:
+            yield f"No layer of {row['model']} tells {row['target']} better than {guess}: {numbers}"
+            continue
+        others = row.get("others as near") or 0
+        ties = f" and as well at {others} other layer{'s' if others > 1 else ''}" if others else ""
+        yield f"{row['model']} tells {row['target']} best at {row['nearest']}{ties}: {numbers}"
 
 
 def _say_stitching(whole: Results) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import bdtrc, stdtr
 
 from repsim_cli.base.errors import BadInput
 
@@ -79,11 +80,12 @@ PROBES = {
 
 class Split(NamedTuple):
     """Row numbers: those that probes are fitted on and those held out. In the control, row i has the class of row
-    shuffled[i]."""
+    shuffled[i]. documents: of every row."""
 
     fitted: Int[np.ndarray, " m"]
     held_out: Int[np.ndarray, " k"]
     shuffled: Int[np.ndarray, " n"]
+    documents: Int[np.ndarray, " n"]
 
 
 class Targets(NamedTuple):
@@ -119,7 +121,7 @@ class Targets(NamedTuple):
         _, first, unit = np.unique(self.units, return_index=True, return_inverse=True)
         given = draw.integers(len(unit), size=len(first)) if self.typed else first[draw.permutation(len(first))]
         ends = int((place < fitted).sum())
-        return Split(rows[:ends], rows[ends:], given[unit])
+        return Split(rows[:ends], rows[ends:], given[unit], self.documents)
 
 
 def make_split(rows: int, share: float, seed: int) -> Split:
@@ -128,18 +130,52 @@ def make_split(rows: int, share: float, seed: int) -> Split:
     return Targets({}, {}, alone, alone).split(share, seed)
 
 
-def compute_majority_error(classes: Int[np.ndarray, " n"], split: Split) -> float:
-    """The error of always giving the most frequent class of the fitted rows."""
-    values, counts = np.unique(classes[split.fitted], return_counts=True)
-    return float(np.mean(classes[split.held_out] != values[counts.argmax()]))
+def find_largest_class(classes: Int[np.ndarray, " n"], split: Split) -> tuple[int, float]:
+    """The most frequent class of the held-out rows, and its share of them: the best answer that is always the same."""
+    values, counts = np.unique(classes[split.held_out], return_counts=True)
+    return int(values[counts.argmax()]), float(counts.max() / counts.sum())
+
+
+def compare_with_guess(
+    task: Task, y: Float[np.ndarray, " k"], predicted: Float[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
+) -> float:
+    """Compares predictions of held-out rows with the best answer that is always the same: the one-sided p of no better
+    ones, over documents, whose rows depend on each other.
+
+    Of classes it is that of a sign test (of single rows McNemar's, exact), over the documents of which more, or fewer,
+    rows are right than by the largest class. Of numbers it is Student's, on the squared errors that are saved beside
+    the mean.
+    """
+    number = np.unique(documents, return_inverse=True)[1]
+    if task == "class":
+        values, counts = np.unique(y, return_counts=True)
+        saved = np.bincount(number, (predicted == y) - 1.0 * (y == values[counts.argmax()]))
+        better, worse = int((saved > 0).sum()), int((saved < 0).sum())
+        return float(bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
+    saved = np.bincount(number, (y - y.mean()) ** 2 - (y - predicted) ** 2)
+    error = float(saved.std(ddof=1)) / len(saved) ** 0.5 if len(saved) > 1 else 0.0
+    if not error:
+        return float(saved.mean() <= 0)
+    return float(stdtr(len(saved) - 1, -saved.mean() / error))
+
+
+def combine_tests(p_values: Sequence[float | None]) -> float | None:
+    """Combines p of several splits, which depend on each other in any way: twice their mean (Vovk and Wang 2020); None
+    where one is not known."""
+    known = [p for p in p_values if p is not None]
+    if len(known) < len(p_values):
+        return None
+    return min(1.0, (2 if len(known) > 1 else 1) * float(np.mean(known)))
 
 
 class ProbeFit(NamedTuple):
-    """The error on held-out rows and on fitted rows; whether the solver stopped before its last step."""
+    """The error on held-out rows and on fitted rows; whether the solver stopped before its last step. p: of a probe
+    that is no better than the best constant answer; None in what was fitted before it was tested."""
 
     error: float
     fitted_error: float
     converged: bool
+    p: float | None = None
 
 
 def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int) -> ProbeFit:
@@ -158,9 +194,11 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
             if INTERRUPTED in str(warning):
                 raise KeyboardInterrupt from None
             raise
-    error, fitted = (1 - float(estimator.score(x[rows], y[rows])) for rows in (split.held_out, split.fitted))
+    rows = split.held_out
+    error, fitted = (1 - float(estimator.score(x[some], y[some])) for some in (rows, split.fitted))
+    p = compare_with_guess(probe.task, y[rows], estimator.predict(x[rows]), split.documents[rows])
     steps = getattr(estimator, "n_iter_", None)
-    return ProbeFit(error, fitted, steps is None or bool(np.max(steps) < estimator.max_iter))
+    return ProbeFit(error, fitted, steps is None or bool(np.max(steps) < estimator.max_iter), p)
 
 
 def make_indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
@@ -187,12 +225,13 @@ def fit_linear(
     estimator = _linear(0).fit(given[split.fitted], together[split.fitted])
     errors: dict[tuple[str, Task], list[float]] = {key: [] for key in wanted}
     for rows in (split.held_out, split.fitted):
-        for (key, y), predicted in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
-            if key[1] == "number":
-                errors[key].append(1 - float(r2_score(y[rows], predicted)))
-            else:
-                errors[key].append(1 - float(accuracy_score(y[rows].argmax(1), predicted.argmax(1))))
-    return {key: ProbeFit(held_out, fitted, True) for key, (held_out, fitted) in errors.items()}
+        for (key, y), outputs in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
+            number = key[1] == "number"
+            true, predicted = (x[:, 0] if number else x.argmax(1) for x in (y[rows], outputs))
+            errors[key].append(1 - float((r2_score if number else accuracy_score)(true, predicted)))
+            if rows is split.held_out:
+                errors[key].append(compare_with_guess(key[1], true, predicted, split.documents[rows]))
+    return {key: ProbeFit(held_out, fitted, True, p) for key, (held_out, p, fitted) in errors.items()}
 
 
 class ProbeUnit(NamedTuple):

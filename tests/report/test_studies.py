@@ -28,6 +28,16 @@ FACTORS = Table(
         ["knn", "seed", 3, None, None, "undecided"],
     ],
 )
+COLUMNS = ["model", "target", "probe", "nearest", "others as near", "lowest error", "control"]
+TESTED = Table(
+    columns=[*COLUMNS, "error of the largest class", "layers", "p of any layer"],
+    rows=[
+        ["m", "label", "linear", "embed", 1, 0.1, 0.4, 0.5, 6, 0.001],
+        ["m", "stars", "linear", "embed", 5, 0.76, 0.8, 0.77, 6, 1.0],
+        ["m", "sum", "linear", "embed", 0, 0.3, 1.1, None, 6, 0.02],
+        ["m", "digit", "linear", "embed", 0, 0.99, 1.1, None, 1, 0.4],
+    ],
+)
 NEAREST = Table(
     columns=["model", "target", "probe", "nearest", "lowest error", "error of the largest class"],
     rows=[["m", "label", "linear", "resid_post@3", 0.1, 0.5], ["m", "group", "linear", "embed", 0.6, 0.5]],
@@ -75,6 +85,20 @@ COURSE = Curve(
                 "m tells label best at resid_post@3: error 0.1 (linear); the largest class alone has 0.5",
                 "No layer of m tells group better than its largest class: error 0.6 (linear); the largest class alone "
                 "has 0.5",
+            ],
+        ),
+        (
+            "probes",
+            {"tables": {"nearest to the targets": TESTED}},
+            [
+                "m tells label best at embed and as well at 1 other layer: error 0.1 (linear); the largest class alone has "
+                "0.5 (p 0.001 for the best of 6 layers)",
+                "No layer of m tells stars better than its largest class: error 0.76 (linear); the largest class alone has "
+                "0.77 (p 1 for the best of 6 layers)",
+                "m tells sum best at embed: error 0.3 (linear); with labels without meaning 1.1 (p 0.02 for the best of 6 "
+                "layers)",
+                "No layer of m tells digit better than its mean: error 0.99 (linear); with labels without meaning 1.1 (p 0.4 "
+                "for the best of 1 layer)",
             ],
         ),
         (

@@ -204,5 +204,5 @@ def _truncate(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Floa
 def measure_probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:
     """Fits a logistic regression on half of the rows and measures its accuracy on the other half."""
     order = np.random.default_rng(seed).permutation(len(x))
-    split = Split(order[: len(x) // 2], order[len(x) // 2 :], order)
+    split = Split(order[: len(x) // 2], order[len(x) // 2 :], order, np.arange(len(x)))
     return 1 - fit(PROBES["logistic_classification"], x.double().cpu().numpy(), labels.numpy(), split, seed).error

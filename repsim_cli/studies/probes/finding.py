@@ -27,6 +27,7 @@ COLUMNS = [
     "model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control", "selectivity",
     "error of the largest class",
 ]  # fmt: skip
+TESTED = ["layers", "p of any layer"]  # further columns of runs whose probes were tested
 SOME = 6  # targets times probes up to which the overview has the curves of each
 PAPER = "Gao et al. 2024, table 4"
 CELL = 0.115, 0.17  # inches
@@ -242,15 +243,22 @@ def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Par
     curves: dict[str, Curve] = {}
     lowest: dict[str, dict[tuple[str, str], float]] = {}
     largest = run.results.about.get("error of the largest class", {})
-    for matrix in run.select_kind("probes"):
+    matrices = run.select_kind("probes")
+    tested = all("p" in matrix.details for matrix in matrices)
+    for matrix in matrices:
         number = matrix.about["error"] != "1 - accuracy"
         curves |= {} if number else dict(make_accuracy_curves(run, matrix))
         probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])
-        for target, by_place, of_control in zip(matrix.columns.layers, errors.T, control.T, strict=True):
-            best = find_nearest_layer(matrix.rows.layers, by_place, of_control)
+        for place, target in enumerate(matrix.columns.layers):
+            best = find_nearest_layer(matrix.rows.layers, errors[:, place], control[:, place])
             error, given = best[-2:]
             guess = None if number else largest.get(target)
-            rows.append([matrix.rows.model, target, probe, *best, given - error, guess])
+            row = [matrix.rows.model, target, probe, *best, given - error, guess]
+            if tested:
+                layers, p = len(matrix.rows.layers), run.array(matrix.details["p"])[:, place]
+                row += [layers, min(1.0, layers * float(p.min()))]  # the best of so many
+            rows.append(row)
             lowest.setdefault(probe, {})[matrix.rows.model, target] = error
-    tested = judge_claims(claims, lowest, run.trained)
-    return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)
+    table = Table(columns=[*COLUMNS, *(TESTED if tested else [])], rows=rows)
+    verdicts = judge_claims(claims, lowest, run.trained)
+    return Part(tables={"nearest to the targets": table}, curves=curves, claims=verdicts)

@@ -36,14 +36,17 @@ from repsim_cli.training.probes import (
     Record,
     Split,
     Targets,
-    compute_majority_error,
+    combine_tests,
     describe_probe_settings,
+    find_largest_class,
     fit_unit,
 )
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
 FIT = 2.0  # seconds of CPU time that an MLP takes on 3000 rows
-COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged", "selectivity"]
+COLUMNS = [
+    "model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged", "selectivity", "p",
+]  # fmt: skip
 Fits = dict[tuple[str, str], dict[Record, list[ProbeFit]]]  # by model and layer; one of every split
 
 
@@ -281,6 +284,14 @@ class Probes(StudyOfRows):
                     )
                     for way in (False, True)
                 )
+                p = [
+                    [
+                        combine_tests([fit.p for fit in fits[label, layer][probe, target, False]])
+                        for target in self.names
+                    ]
+                    for layer in layers
+                ]
+                tested = {} if any(None in row for row in p) else {"p": np.array(p)}
                 stem = slug("probes", probe, label)
                 ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
                 matrices[f"{probe}, {label}"] = Matrix(
@@ -290,7 +301,7 @@ class Probes(StudyOfRows):
                     n=len(splits[0].held_out),
                     details={
                         name: run.write_array(slug(stem, name), values)
-                        for name, values in {"control": control.mean(2), **ends}.items()
+                        for name, values in {"control": control.mean(2), **ends, **tested}.items()
                     },
                     label="held-out error (0: perfect)",
                     bounds=[0.0, 1.0],
@@ -313,10 +324,10 @@ class Probes(StudyOfRows):
                                 [each.error for each in shuffled],
                             )
                         )
-                        converged = all(each.converged for each in fit)
-                        rows.append([label, layer, target, probe, error, fitted, given, converged, given - error])
+                        converged, p = all(each.converged for each in fit), combine_tests([each.p for each in fit])
+                        rows.append([label, layer, target, probe, error, fitted, given, converged, given - error, p])
         largest = {
-            name: float(np.mean([compute_majority_error(classes, split) for split in splits]))
+            name: float(np.mean([1 - find_largest_class(classes, split)[1] for split in splits]))
             for name, classes in targets.classes.items()
         }
         return Results(
@@ -324,7 +335,7 @@ class Probes(StudyOfRows):
             matrices=matrices,
             tables={
                 "probes": Table(columns=COLUMNS, rows=rows),
-                "targets": Table(columns=TARGETS, rows=list(describe(targets, largest))),
+                "targets": Table(columns=TARGETS, rows=list(describe(targets, splits[0], largest))),
                 **tables,
             },
             about={

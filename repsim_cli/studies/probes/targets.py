@@ -10,19 +10,18 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.training.probes import (
-    Targets,
-)
+from repsim_cli.training.probes import Split, Targets, find_largest_class
 
 TARGETS = ["target", "classes", "largest class", "its share", "error of the largest class"]
 
 
-def describe(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[Any]]:
+def describe(targets: Targets, split: Split, largest: Mapping[str, float]) -> Iterator[list[Any]]:
+    """Describes each target by its classes and the largest of the rows that this split holds out. largest: the error of
+    the largest class of held-out rows, mean over splits, of which its share is the rest."""
     for name, classes in targets.classes.items():
-        values, counts = np.unique(classes, return_counts=True)
-        most = values[counts.argmax()]
+        most, _ = find_largest_class(classes, split)
         said = targets.names[name][most] if name in targets.names else str(most)
-        yield [name, len(values), said, float(counts.max() / len(classes)), largest[name]]
+        yield [name, len(np.unique(classes)), said, 1 - largest[name], largest[name]]
 
 
 def make_label_targets(

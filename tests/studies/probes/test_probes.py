@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.timers import set_timers
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -22,7 +22,17 @@ from repsim_cli.studies.probes import study
 from repsim_cli.studies.probes.finding import find_nearest_layer, judge_claims
 from repsim_cli.studies.probes.study import Probes
 from repsim_cli.studies.probes.targets import decode_classes, make_label_targets
-from repsim_cli.training.probes import PENALTIES, PROBES, Targets, compute_majority_error, fit, fit_linear, make_split
+from repsim_cli.training.probes import (
+    PENALTIES,
+    PROBES,
+    Targets,
+    combine_tests,
+    compare_with_guess,
+    find_largest_class,
+    fit,
+    fit_linear,
+    make_split,
+)
 
 DRAW = np.random.default_rng(0)
 CLASSES = DRAW.integers(0, 4, 120)
@@ -60,9 +70,63 @@ def test_documents_stay_whole():
     assert len({*drawn}) > 15
 
 
-def test_the_largest_class_of_fitted_rows():
-    classes = np.where(np.isin(np.arange(120), SPLIT.fitted), 2, CLASSES)
-    assert compute_majority_error(classes, SPLIT) == np.mean(CLASSES[SPLIT.held_out] != 2)
+def test_the_largest_class_is_that_of_the_rows_that_errors_are_of():
+    classes = np.where(np.isin(np.arange(120), SPLIT.fitted), 2, 3 * (CLASSES > 0))
+    assert find_largest_class(classes, SPLIT) == (3, np.mean(CLASSES[SPLIT.held_out] > 0))
+
+
+def test_a_probe_is_held_against_the_best_constant_answer():
+    """Of classes by McNemar's test; over documents, of which each counts once; of numbers by Student's."""
+    y = np.array([0] * 12 + [1] * 8)
+    predicted = y.copy()
+    predicted[:2] = 1  # ten of the other class right, two of the largest wrong
+    rows = np.arange(20)
+    assert compare_with_guess("class", y, predicted, rows) == pytest.approx(binomtest(8, 10, 0.5, "greater").pvalue)
+    whole = np.repeat(np.arange(5), 4)  # three documents of the largest class, two of the other
+    assert compare_with_guess("class", y, predicted, whole) == pytest.approx(binomtest(2, 3, 0.5, "greater").pvalue)
+    assert compare_with_guess("class", y, np.zeros(20), rows) == 1.0
+    draw = np.random.default_rng(1)
+    number = draw.normal(size=60)
+    near = number + 0.7 * draw.normal(size=60)
+    saved = (number - number.mean()) ** 2 - (number - near) ** 2
+    by_document = saved.reshape(20, 3).sum(1)
+    expected = ttest_1samp(by_document, 0, alternative="greater").pvalue
+    assert compare_with_guess("number", number, near, np.repeat(np.arange(20), 3)) == pytest.approx(expected)
+    assert compare_with_guess("number", number, np.full(60, number.mean()), np.arange(60)) == 1.0
+    assert combine_tests([0.02]) == 0.02
+    assert combine_tests([0.02, 0.04]) == pytest.approx(0.06)
+    assert combine_tests([0.7, 0.8]) == 1.0
+    assert combine_tests([0.7, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("documents", "layers", "probe", "strength"),
+    [
+        (60, 6, "linear_classification", 0),
+        (300, 12, "linear_classification", 0),
+        (150, 4, "linear_regression", 0),
+        (300, 6, "linear_classification", 1),
+        (300, 6, "linear_regression", 2),
+    ],
+)
+def test_random_labels_are_told_by_no_layer(documents, layers, probe, strength):
+    """In at most 5 % of cases the best of several layers is said to tell labels that are not there; those that are, it
+    tells. Each document has two rows; classes are equally frequent, so that the largest of fitted rows is the smallest
+    of the others."""
+    told = 0
+    for seed in range(30):
+        draw = np.random.default_rng(seed)
+        document = np.repeat(np.arange(documents), 2)
+        classes = draw.permutation(np.resize([0, 1, 2], documents))[document]
+        x = draw.normal(size=(documents, 8))[document] + draw.normal(size=(2 * documents, 8))
+        x = x + 2 * strength * np.eye(3, 8)[classes]
+        split = Targets({"c": classes}, {}, document, document).split(0.8, seed)
+        task, p = PROBES[probe].task, []
+        for _ in range(layers):
+            x = x + 0.5 * np.tanh(x @ draw.normal(size=(8, 8)))
+            p.append(fit_linear(x, {"c": classes}, [task], split)["c", task].p)
+        told += layers * min(p) <= 0.05
+    assert told >= 27 if strength else told <= 3
 
 
 def test_linear_probes_are_those_of_scikit_learn():
@@ -259,7 +323,8 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     found = reader.read_results(newest())
     described = found.tables["targets"]
     assert [row[:3] for row in described.rows] == [["upos", 3, "DET"]]
-    assert described.column("its share") == [0.4]
+    assert described.column("its share") == [pytest.approx(0.4)]
+    assert found.about["error of the largest class"] == {"upos": pytest.approx(0.6)}
     (row,) = found.tables["probes"].rows
     assert row[:4] == ["tiny_a", "embed", "upos", "ridge_classification"]
     assert row[4] == 0
@@ -285,6 +350,8 @@ def test_labels_of_examples(repsim, newest):
     assert best.column("target") == ["heuristic", "label"]
     assert best.column("lowest error")[0] < best.column("error of the largest class")[0] - 0.1
     assert best.column("selectivity")[0] > 0.1
+    assert best.column("layers") == [2, 2]
+    assert all(0 < p <= 1 for p in best.column("p of any layer"))
     curve = found.curves["heuristic, ridge_classification, tiny_a"]
     assert curve.at == ["resid_post@0", "resid_post@1"]
     assert curve.bands["labels"].of == "range over 2 splits"
