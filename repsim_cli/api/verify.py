@@ -14,7 +14,7 @@ from repsim_cli.api.entries import label_entries
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.opened import NamedModel, OpenedModel, find_model, load_sides, make_hardware
 from repsim_cli.base.environment import read_command
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.text import embedded_text, local_text
@@ -24,7 +24,7 @@ from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
 from repsim_cli.studies.verify.answer import DIFFERENT, Answer, name_part_ranges
-from repsim_cli.studies.verify.beside import answer_different_ids, compare_dumps, find_different_token
+from repsim_cli.studies.verify.beside import compare_dumps, find_different_token
 from repsim_cli.studies.verify.dump import Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
@@ -32,6 +32,7 @@ from repsim_cli.studies.verify.sides import InMemory
 from repsim_cli.studies.verify.stream import replay_on
 from repsim_cli.studies.verify.study import verify_models
 
+NOT_COMPARED = "weights and parts are not compared on the ids of the reference"
 Texts = Iterable[Any] | str | os.PathLike[str] | None
 
 
@@ -169,7 +170,8 @@ def _answer(
         batches = [
             inputs.read_batch("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)
         ]
-        return verify_models(*sides, batches, labels, progress, quick=quick)
+        answer = verify_models(*sides, batches, labels, progress, quick=quick)
+        return replace(answer, notes=[*notes, *answer.notes])
     shapes = [
         inputs.read_input_shape(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)
     ]
@@ -179,13 +181,26 @@ def _answer(
             "tensors"
         )
     documents: Iterator[str] = iter(given) if given else embedded_text().documents()
-    batches, other = _make_common_batches(models, first, second, documents, shapes[0], shapes[1])
-    notes += [f"token ids are not compared, for want of a tokenizer: {', '.join(lacking)}"] if lacking else []
-    if other is not None:
-        return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
-    batches = [batches[0], batches[2]] if quick else batches
-    answer = verify_models(*sides, batches, labels, progress, quick=quick)
-    return replace(answer, notes=[*notes, *answer.notes])
+    some = list(chain.from_iterable([_take_first_texts(documents), PROBES.values()]))
+    other = None
+    if lacking:
+        notes.append(_say_lacking(lacking))
+    else:
+        other, more = tokens.compare_tokenizers(first.tokenizer, second.tokenizer, some)
+        notes += more
+    try:
+        batches = _make_common_batches(models[0], first.tokenizer, some, shapes[0], shapes[1])
+        batches = [batches[0], batches[2]] if quick else batches
+        answer = verify_models(*sides, batches, labels, progress, quick=quick)
+    except RepsimError as error:
+        if other is None:
+            raise
+        answer = Answer(DIFFERENT, *labels, inputs=["text"], notes=[f"{NOT_COMPARED} ({error})"])
+    return tokens.put_token_ids_first(other, answer, notes)
+
+
+def _say_lacking(labels: Sequence[str]) -> str:
+    return f"token ids are not compared, for want of a tokenizer: {', '.join(labels)}"
 
 
 def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = None) -> Path:
@@ -205,9 +220,8 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
     if shape is None:
         raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
     documents = iter(_read_texts(texts)) if texts is not None else embedded_text().documents()
-    batches, _ = _make_common_batches(
-        (first.model, first.model), first, replace(first, tokenizer=None), documents, shape, shape
-    )
+    some = list(chain.from_iterable([_take_first_texts(documents), PROBES.values()]))
+    batches = _make_common_batches(first.model, first.tokenizer, some, shape, shape)
     save(place, first.model, batches, first.label, first.tokenizer)
     return place
 
@@ -226,6 +240,7 @@ def _compare_dumps(
     model, dump = (second, first) if isinstance(first, Dump) else (first, second)
     assert isinstance(model, OpenedModel)
     assert isinstance(dump, Dump)
+    other = None
     if texts is not None:
         if model.tokenizer is None:
             raise BadInput(f"texts: token ids are compared with texts, got no tokenizer of {model.label}; drop them")
@@ -233,9 +248,9 @@ def _compare_dumps(
         other = (
             find_different_token(ours, theirs, labels) if dump is first else find_different_token(theirs, ours, labels)
         )
-        if other is not None:
-            return answer_different_ids(other, labels, "the texts")
-    return replay_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
+        other = other and replace(other, inputs=["the texts"])
+    answer = replay_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
+    return tokens.put_token_ids_first(other, answer, [])
 
 
 def _list_prompts(texts: Texts) -> list[str]:
@@ -261,15 +276,20 @@ def _is_reference_file(given: Any) -> bool:
 
 def _compare_with_file(first: Saved, second: OpenedModel, progress: Progress) -> Answer:
     """Compares with a saved reference, on the inputs and by the rounding that were saved."""
-    if second.tokenizer is not None and (other := tokens.find_differing_ids(first.ids, second.tokenizer)):
-        return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
-    notes = [
+    lacking = [first.label] * (not first.ids) + [second.label] * (second.tokenizer is None)
+    other, notes = (
+        (None, [_say_lacking(lacking)])
+        if lacking
+        else tokens.compare_with_digests(first.tokenizer, first.ids, second.tokenizer)
+    )
+    notes += [
         "from a file: what is inside a part is compared on the first input alone, and no vocabulary beyond the inputs"
     ]
     if first.sketched:
         about = "of what is wrong inside one of them the first place is found, and hardly a kind"
         notes.append(f"of {name_part_ranges(first.sketched)} the file holds sketches of what is inside; {about}")
-    return replace(verify_models(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
+    answer = verify_models(first, second.side, first.batches, (first.label, second.label), progress)
+    return tokens.put_token_ids_first(other, answer, notes)
 
 
 def _match_heads(first: OpenedModel, second: OpenedModel) -> tuple[tuple[InMemory, InMemory], list[str]]:
@@ -282,14 +302,9 @@ def _match_heads(first: OpenedModel, second: OpenedModel) -> tuple[tuple[InMemor
 
 
 def _make_common_batches(
-    models: tuple[nn.Module, nn.Module],
-    first: OpenedModel,
-    second: OpenedModel,
-    documents: Iterator[str],
-    shape: inputs.InputShape,
-    other: inputs.InputShape,
-) -> tuple[list[Batch], Any]:
-    """Makes the inputs, or says how the tokenizers differ."""
+    model: nn.Module, tokenizer: Any, texts: Sequence[str], shape: inputs.InputShape, other: inputs.InputShape
+) -> list[Batch]:
+    """Makes the inputs that both models take, with the token ids of the reference, whose tokenizer is given."""
     both = replace(
         shape,
         vocabulary=min(shape.vocabulary, other.vocabulary),
@@ -297,17 +312,14 @@ def _make_common_batches(
         windows=sorted({*shape.windows, *other.windows}),
     )
     rows, more = [], {}
-    if first.tokenizer is not None:
-        some = list(chain.from_iterable([_take_first_texts(documents), PROBES.values()]))
-        if second.tokenizer is not None and (found := tokens.find_differing(first.tokenizer, second.tokenizer, some)):
-            return [], found
-        rows = inputs.make_token_rows(some, first.tokenizer, both)
-        more = {name: first.tokenizer(text, verbose=False)["input_ids"] for name, text in PROBES.items()}
+    if tokenizer is not None:
+        rows = inputs.make_token_rows(texts, tokenizer, both)
+        more = {name: tokenizer(text, verbose=False)["input_ids"] for name, text in PROBES.items()}
     made = inputs.make_batches(both, rows, more)
-    config: Any = getattr(models[0], "config", None)
+    config: Any = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         made = [inputs.add_decoder_inputs(batch, config) for batch in made]
-    return made, None
+    return made
 
 
 def _take_first_texts(documents: Iterator[str]) -> list[str]:

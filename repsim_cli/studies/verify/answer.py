@@ -10,6 +10,7 @@ from repsim_cli.base.plain import join_into_ranges, name_blocks
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
 UNNAMED = "unnamed"
+TOKEN_IDS = "token ids"  # where a difference of tokenizers is, which stands before all parts
 AGREES = "all before agree to rounding"
 SHOWN = 3  # places and tensors that a line names
 WIDTH = 10
@@ -100,15 +101,18 @@ class Answer:
             effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
             return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._list_notes()]
         first = self.differences[0]
+        before = f" ({self.before})" * bool(self.before)
+        tokens, parts = first.unit == TOKEN_IDS, self._list_parts()
         said = {
             "kind": f"{first.about}{self._rotation(first)}",
+            "then": f"{parts[0].where}{before}: {parts[0].about}" if tokens and parts else "",
             "weights": self._weights(),
             "from": _say_first_token(first),
             "effect": self._effect(),
             "alone": self._say_alone(),
             "input": self._inputs(first),
         }
-        lines = [f"{self.verdict}   first at {first.where}{f' ({self.before})' * bool(self.before)}"]
+        lines = [f"{self.verdict}   first at {first.where}{'' if tokens else before}"]
         return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._list_notes()]
 
     def __str__(self) -> str:
@@ -121,13 +125,17 @@ class Answer:
             return ""
         return f"; what is rotated and its angles ({angles}) are right, so look at what rotates"
 
+    def _list_parts(self) -> list[Difference]:
+        """Lists the differences of models, without that of their tokenizers."""
+        return [each for each in self.differences if each.unit != TOKEN_IDS]
+
     def _say_quantised(self) -> str:
         return self.quantised if self.differences else ""
 
     def _layout(self) -> str:
         """Says what is another inside models that are the same function."""
         differ = self.weights.get("differ", [])
-        if self.differences or self.quantised or not (self.inside or differ):
+        if self._list_parts() or self.quantised or not (self.inside or differ):
             return ""
         if not self.inside:
             return f"{len(differ)} tensors of common names differ, and nothing that is computed with them does"
@@ -138,7 +146,7 @@ class Answer:
     def _agreement(self) -> str:
         inputs = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs)} kinds of input"
         what = f"{len(self.right)} parts on {inputs}"
-        if self.verdict == IDENTICAL:
+        if self.verdict == IDENTICAL or not any(self.worst):
             return f"every bit is the same, in {what}"
         whole, row = self.worst
         return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
@@ -163,7 +171,9 @@ class Answer:
     def _effect(self) -> str:
         if "kl" in self.effect:
             kl, same = self.effect["kl"], self.effect["same_choice"]
-            return f"next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
+            other = any(each.unit == TOKEN_IDS for each in self.differences)
+            ids = "on the reference's token ids, " if other else ""
+            return f"{ids}next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
         if "not_finite" in self.effect:
             return f"the output is not finite in {100 * self.effect['not_finite']:.1f} % of the rows"
         return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
@@ -173,7 +183,7 @@ class Answer:
         if not self.given:
             return ""
         places: dict[str, list[str]] = {}
-        for each in self.differences:
+        for each in self._list_parts():
             places.setdefault(each.unit, []).append(each.here or "it")
         groups = [
             (list(units), inside) for inside, units in groupby(places, lambda unit: [*dict.fromkeys(places[unit])])
@@ -181,8 +191,8 @@ class Answer:
         shown = [f"{name_part_ranges(units)}: {', '.join(inside)}" for units, inside in groups[:SHOWN]]
         if rest := [unit for units, _ in groups[SHOWN:] for unit in units]:
             shown.append(f"{len(rest)} more part{'s' * (len(rest) > 1)} ({name_part_ranges(rest)})")
-        right = f"; {name_part_ranges(self.right)} are right when given right inputs" if self.right else ""
-        return f"on {self.given} {'; '.join(shown)}{right}"
+        right = [f"{name_part_ranges(self.right)} are right when given right inputs"] if self.right else []
+        return f"on {self.given} {'; '.join([*shown, *right])}" if shown or right else ""
 
     def _inputs(self, first: Difference) -> str:
         """Names the input that shows it, where the ordinary one, the first, does not."""

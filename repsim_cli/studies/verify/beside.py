@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.precision import UNIT, choose_coarser_dtype
-from repsim_cli.studies.verify.answer import AGREES, DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
+from repsim_cli.studies.verify.answer import AGREES, DIFFERENT, IDENTICAL, ROUNDING, TOKEN_IDS, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
@@ -58,7 +58,7 @@ def find_different_token(
         at = next(i for i, (x, y) in enumerate(pairs) if x != y)
         shown = ["not there" if ids is None else str(ids) for ids in pairs[at]]
         return Difference(
-            unit="token ids",
+            unit=TOKEN_IDS,
             block=None,
             place="",
             point=None,
@@ -75,8 +75,9 @@ def find_different_token(
 
 
 def answer_different_ids(other: Difference, labels: tuple[str, str], inputs: str) -> Answer:
-    """The answer where token ids differ: nothing else is compared."""
-    return Answer(DIFFERENT, *labels, [replace(other, inputs=[inputs])], inputs=[inputs], given="")
+    """The answer of two dumps of other token ids."""
+    notes = ["layers are not compared, since their rows are of other tokens"]
+    return Answer(DIFFERENT, *labels, [replace(other, inputs=[inputs])], inputs=[inputs], given="", notes=notes)
 
 
 def _order_second_rows(first: Dump, second: Dump) -> Tensor | None:

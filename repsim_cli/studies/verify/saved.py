@@ -23,9 +23,10 @@ from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.replay import Call, Points, Precisions, record_pass, record_points, sketch_left
 from repsim_cli.studies.verify.rounding import Places
+from repsim_cli.studies.verify.tokens import describe_tokenizer, digest_tokenizer
 from repsim_cli.studies.verify.units import ModelUnit, split_into_units
 
-KEY, SCHEMA = "repsim_verify", 3
+KEY, SCHEMA = "repsim_verify", 4
 INSIDE = 2**30  # bytes of the points inside parts, from which on sketches of them are kept
 SAME = 1e-6  # of a sketch
 FACTS = {  # what the file says of itself
@@ -36,6 +37,7 @@ FACTS = {  # what the file says of itself
     "batches": [{"name": str, "order": [str], "again": {str: {str: str}}, "checksums": {str: {str: str}}}],
     "weights": {str: [float]},
     "ids": {str: [int]},
+    "tokenizer": {str: str},
 }
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in precision.UNIT}
 
@@ -94,6 +96,7 @@ def save(
         "batches": about,
         "weights": {name: sketch_weights(x) for name, x in named.items() if x.is_floating_point()},
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
+        "tokenizer": {} if tokenizer is None else digest_tokenizer(describe_tokenizer(tokenizer)),
     }
     partial = file.with_name(f".{file.name}.partial")
     save_file({name: x.contiguous().clone() for name, x in tensors.items()}, partial, {KEY: json.dumps(facts)})
@@ -102,7 +105,8 @@ def save(
 
 @dataclass(frozen=True)
 class Saved:
-    """A reference from a file. batches: its inputs; calls: what its parts took and gave on each, by their keys."""
+    """A reference from a file. batches: its inputs; calls: what its parts took and gave on each, by their keys. ids,
+    tokenizer: of some texts, and digests of what decides ids; empty where it has no tokenizer."""
 
     label: str
     dtype: torch.dtype
@@ -111,6 +115,7 @@ class Saved:
     calls: list[dict[str, Call]]
     sketches: dict[str, list[float]]
     ids: dict[str, list[int]]
+    tokenizer: dict[str, str]
 
     @property
     def sketched(self) -> list[str]:
@@ -194,4 +199,6 @@ def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
     if not batches or any(len(sums) != 3 for sums in facts["weights"].values()):
         raise ValueError("no inputs, or weights without their three sums")
     dtype = DTYPES[facts["dtype"]]
-    return Saved(facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"])
+    return Saved(
+        facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"], facts["tokenizer"]
+    )

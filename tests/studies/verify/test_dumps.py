@@ -223,6 +223,7 @@ def test_token_ids_come_first(models, tmp_path):
     assert answer.lines()[0] == "DIFFERENT   first at token ids"
     said = f"token 7 of sequence 1 is {IDS[1, 7]} in the reference and {other[1, 7]} in the candidate"
     assert answer.differences[0].about == said
+    assert "layers are not compared, since their rows are of other tokens" in answer.notes
     with pytest.raises(BadInput, match="b2: not comparable, got 2 sequences for 3 of a; give the same prompts"):
         repsim_cli.verify(a, written(tmp_path / "b2", x[:2], IDS[:2]))
 
@@ -244,6 +245,7 @@ def test_prompts_whose_ids_differ(repsim, tmp_path):
     file.write_text("\n".join([prompts[0], "and a second one."]))
     code, out, _ = repsim("verify", "tiny_a", place, "--text", file)
     assert (code, out.splitlines()[0]) == (1, "DIFFERENT   first at token ids")
+    assert "alone   on the dump's own stream embed, blocks 0 to 5" in out
     assert repsim("verify", place, "tiny_a", "--quick")[0] == 0
     code, out, _ = repsim("verify", "tiny_a", place, "--layer-ids", "0-5,6")
     assert (code, out.split()[0]) == (0, "ROUNDING")
