@@ -172,7 +172,7 @@ class Answer:
         if "kl" in self.effect:
             kl, same = self.effect["kl"], self.effect["same_choice"]
             other = any(each.unit == TOKEN_IDS for each in self.differences)
-            ids = "on the reference's token ids, " if other else ""
+            ids = "on the same token ids, " if other else ""
             return f"{ids}next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
         if "not_finite" in self.effect:
             return f"the output is not finite in {100 * self.effect['not_finite']:.1f} % of the rows"
@@ -197,7 +197,7 @@ class Answer:
     def _inputs(self, first: Difference) -> str:
         """Names the input that shows it, where the ordinary one, the first, does not."""
         ordinary = next(iter(self.inputs), "text")
-        if ordinary in first.inputs:
+        if ordinary in first.inputs or first.unit == TOKEN_IDS:
             return ""
         if not first.inputs:
             return "none of these inputs shows it"

@@ -26,8 +26,8 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 
 def describe_tokenizer(tokenizer: Any) -> dict[str, dict[str, Any]]:
-    """All of a tokenizer that decides ids; of one that is slow or from a GGUF file the vocabulary alone, since others
-    are written in another way there."""
+    """Reads all of a tokenizer that decides ids, by part; of one that is slow or from a GGUF file the vocabulary alone,
+    since the others are written in another way there."""
     vocabulary = getattr(tokenizer, "get_vocab", dict)()
     made: dict[str, dict[str, Any]] = {VOCABULARY: dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))}
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -245,7 +245,7 @@ def test_prompts_whose_ids_differ(repsim, tmp_path):
     file.write_text("\n".join([prompts[0], "and a second one."]))
     code, out, _ = repsim("verify", "tiny_a", place, "--text", file)
     assert (code, out.splitlines()[0]) == (1, "DIFFERENT   first at token ids")
-    assert "alone   on the dump's own stream embed, blocks 0 to 5" in out
+    assert "alone   on the dump's own stream embed, blocks 0 to 4, block 5 and the final norm are right" in out
     assert repsim("verify", place, "tiny_a", "--quick")[0] == 0
     code, out, _ = repsim("verify", "tiny_a", place, "--layer-ids", "0-5,6")
     assert (code, out.split()[0]) == (0, "ROUNDING")

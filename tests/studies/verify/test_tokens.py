@@ -88,7 +88,7 @@ def test_models_of_other_tokenizers_are_compared(changed):
     lines = answer.lines()
     assert "token 8 of 'Some words of a text'... is id " in lines[1]
     assert lines[2].startswith("  then    block 1, attn_out (attention.dense) (all before agree to rounding): ")
-    assert any(line.startswith("  effect  on the reference's token ids, next token: KL ") for line in lines)
+    assert any(line.startswith("  effect  on the same token ids, next token: KL ") for line in lines)
 
 
 def test_the_text_of_an_id_is_its_entry_in_its_own_vocabulary():
