@@ -40,6 +40,7 @@ from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.record import make_map_writer
 from repsim_cli.engine.rows import Rows, hash_models, open_rows
 from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
+from repsim_cli.engine.validity import make_rows_observer
 from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.runs.cache import Entry, make_cache_key
@@ -209,6 +210,8 @@ def estimate_matrices(
         null = None
         if comparison.exchanged is not None:
             null = draw_permutations(comparison, rows.sequences, notes, permutations)
+        elif comparison.groups is None and _is_row_a_unit(comparison):
+            null = make_rows_observer(measures, comparison.numbers, comparison.seed)
         documents = comparison.documents
         matrices, _ = estimate_all_pairs(
             measures,
@@ -260,6 +263,13 @@ def make_places_finder(comparison: Comparison) -> Callable[[int], RowPlaces | No
         return lambda batch: None
     device = comparison.hardware.device
     return lambda batch: index_row_places(units.keep(comparison.numbers(batch)), layers, device)
+
+
+def _is_row_a_unit(comparison: Comparison) -> bool:
+    """Tells whether single rows are what a test or the level of chance pairs at random."""
+    units = comparison.units
+    alone = units is not None and len(np.unique(units.units)) == len(units.units)
+    return alone or comparison.significance.method == "closed_form"
 
 
 def draw_permutations(

@@ -199,12 +199,16 @@ def make_measure_records(
     """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
     significance, measured = comparison.significance, list[Measured]()
     table: list[list[Any]] = []
+    doubtful = dict[str, None]()
     for label, matrix in matrices.items():
         measure = comparison.measures[label]
         judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
         for fault in (judged.null or {}).get("not_valid", ()):
             run.warn(f"significance: {label}: not valid: {fault}")
         by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))
+        if judged.null is None and (doubts := judging.explain_doubtful_chance(matrix, comparison.places)):
+            by_chance.about["doubtful"] = doubts
+            doubtful.update(dict.fromkeys(doubts))
         if judged.null is not None and judged.null.get("heavy"):
             run.warn(
                 f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
@@ -235,4 +239,6 @@ def make_measure_records(
             if models[0] != models[1] and (found := find_closest_cell(record, each, cells)):
                 *layers, numbers = found
                 table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
+    for doubt in doubtful:
+        run.warn(f"chance: it is of random pairings of single rows, which give too little here: {doubt}")
     return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}

@@ -26,7 +26,15 @@ from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, compute_all_pairs
 from repsim_cli.engine.permuted import Progress, iterate_silently, permute_pairs
-from repsim_cli.engine.validity import UNPAIRED, explain_invalid_null, is_unmoved, measure_dependence
+from repsim_cli.engine.validity import (
+    BATCHES,
+    COPIED,
+    LOOKED,
+    UNPAIRED,
+    explain_invalid_null,
+    is_unmoved,
+    measure_dependence,
+)
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Matrix, compute_matrix_tile
@@ -216,6 +224,7 @@ def judge(
         left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
         null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
+        null |= {"not_valid": faults} if (faults := explain_doubtful_chance(matrix, places)) else {}
         family, rate = (drop_families(values, left_out, places, card) for values in (family, rate))
         return JudgedValues(p, family, rate, null=null)
     if segments is not None:
@@ -237,7 +246,10 @@ def judge(
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
         depends = observed.get("depends")
         each = segments.count / matrix.batches
-        faults = [] if depends is None else explain_invalid_null(depends, matrix.batches, places, settings.order, each)
+        faults = []
+        if depends is not None:
+            about = {"documents": each, "shifted": settings.order == "shifts", "by_row": settings.clusters == "row"}
+            faults = explain_invalid_null(depends, matrix.batches, places, **about)
         faults += [UNPAIRED] if is_unmoved(tested, drawn_values) else []
         null |= {"not_valid": faults} if faults else {}
         null |= {"within": settings.held} if settings.held else {}
@@ -257,6 +269,15 @@ def judge(
             null=null,
         )
     return JudgedValues()
+
+
+def explain_doubtful_chance(matrix: SimilarityMatrix, places: Sequence[slice]) -> list[str]:
+    """Says why random pairings of single rows tell too little, where each is a unit and nothing else says so."""
+    depends = matrix.statistics.get("depends")
+    if depends is None:
+        return []
+    looked, batches = min(matrix.rows / matrix.batches, LOOKED), min(matrix.batches, BATCHES)
+    return explain_invalid_null(depends, batches, places, documents=looked, by_row=True, copies=COPIED * looked)
 
 
 def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card: Card) -> Float[Tensor, "r c"]:

@@ -5,26 +5,35 @@ some stand twice, or where their length or label shows in them, on both sides of
 related.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.engine.estimates import Beside
+
 ORDERS = 40  # of the documents, with which what was found is compared
+GLANCES, LOOKED, BATCHES = 10, 1024, 2  # the same, rows and batches, where nothing is tested and each row is a unit
 CERTAIN = 4.0  # standard deviations from the mean of these
 SHARES = {"serial": 0.1, "label": 0.05, "length": 0.05}  # of the variance between documents, from which it matters
 EQUAL = 1e-9  # squared distance of the means of two documents, relative to their variance
 MOST = 2048  # documents that are looked through for copies
+STEPS = 1.5  # times the relative variance of differences: from which on likeness ends at borders, and does not fade
+COPIED = 0.05  # of the rows: copies that matter where nothing is tested
 REASONS = {
-    "serial": "documents that follow each other are alike; set significance.order=shifts, or give a column that they "
-    "share as significance.clusters",
-    "twice": "some documents stand twice; drop the copies",
-    "label": "documents of one label are alike; set significance.within=label",
-    "length": "documents of one length are alike; take documents of one length, or pool them (extract=pooled)",
+    "serial": "{} that follow each other are alike; ",
+    "twice": "some {} stand twice; drop the copies",
+    "label": "{} of one label are alike; set significance.within=label",
+    "length": "{} of one length are alike; take documents of one length, or pool them (extract=pooled)",
+    "steps": "{} are alike in blocks, whose borders both sides share and shifts tear; ",
 }
-TOO_ALIKE = "documents that follow each other are too alike for shifts of so few; give more documents"
+SHIFT = "set significance.order=shifts, or give a column that they share as significance.clusters"
+CLUSTER = "give a column that those of a block share as significance.clusters"
+TELL = "give the documents that they are of (`documents` in a file of stored rows, and significance.clusters=document)"
+TOO_ALIKE = "{} that follow each other are too alike for shifts of so few; give more"
 UNPAIRED = (
     "no pairing of the rows that was drawn changes a value, so that random ones are no null; of a measure of another "
     "package say paired=False, and drop significance"
@@ -36,13 +45,19 @@ Group = Int[np.ndarray, "k l"]
 
 
 def measure_dependence(
-    x: Float[Tensor, "n d"], groups: Sequence[Group], properties: Mapping[str, Sequence[np.ndarray]], seed: int
+    x: Float[Tensor, "n d"],
+    groups: Sequence[Group],
+    properties: Mapping[str, Sequence[np.ndarray]],
+    seed: int,
+    *,
+    count: int = ORDERS,
 ) -> Float[Tensor, "found 3"]:
     """Measures, by FOUND, how much of the variance between documents it explains beyond chance, the variance of that by
     chance, and the variance between documents; of copies, how many pairs there are; of lags, the sum of the squared
-    correlations of documents so far from each other.
+    correlations of documents so far from each other; of steps, what `compare_neighbours` gives.
 
     groups: the rows of each segment, as numbers in x. properties: by name, for each group, a number per segment.
+    count: random orders with which it is compared.
     """
     rng = np.random.default_rng(seed)
     found = torch.zeros(len(FOUND), 3, dtype=torch.float64)
@@ -55,7 +70,7 @@ def measure_dependence(
         variance = means.square().sum()
         if not variance > 0:  # a constant layer says nothing
             continue
-        orders = [torch.arange(k), *(torch.from_numpy(rng.permutation(k)) for _ in range(ORDERS))]
+        orders = [torch.arange(k), *(torch.from_numpy(rng.permutation(k)) for _ in range(count))]
         sums = {"serial": torch.stack([(means[o[:-1]] * means[o[1:]]).sum() for o in orders])}
         for name, of_groups in properties.items():
             coded = _encode(of_groups[number], name).to(means)
@@ -65,10 +80,27 @@ def measure_dependence(
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
         found[FOUND.index("twice"), 0] += _count_equal_means(means[:MOST], variance / k)
-        found[FOUND.index("lags"), 0] = max(
-            float(found[FOUND.index("lags"), 0]), float(find_range(means).square().sum())
-        )
+        for name, value in (
+            ("lags", float(find_range(means).square().sum())),
+            ("steps", compare_neighbours(means)),
+        ):
+            found[FOUND.index(name), 0] = max(float(found[FOUND.index(name), 0]), value)
     return found
+
+
+def compare_neighbours(means: Float[Tensor, "k d"]) -> float:
+    """Compares the relative variance of the squared differences of neighbours with that of documents far apart.
+
+    It is 1 where likeness fades, as of a series, and more where it ends at borders, over which neighbours differ by far
+    more.
+    """
+    k = len(means)
+    far = [lag for lag in (k // 4, k // 3, k // 2 - 1) if lag > 1]
+    if not far:
+        return 1.0
+    near, apart = (torch.cat([(means[lag:] - means[:-lag]).square().sum(1) for lag in lags]) for lags in ((1,), far))
+    relative = [float(each.var() / each.mean().square().clamp_min(1e-300)) for each in (near, apart)]
+    return relative[0] / max(relative[1], 1e-12)
 
 
 def find_range(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
@@ -105,27 +137,55 @@ def _encode(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
 
 
 def explain_invalid_null(
-    found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str, documents: float
+    found: Float[Tensor, "r found 3"],
+    batches: int,
+    places: Sequence[slice],
+    *,
+    documents: float,
+    shifted: bool = False,
+    by_row: bool = False,
+    copies: float = 0.0,
 ) -> list[str]:
     """Says why the null does not hold: by what two models have, or the only one.
 
-    found: means over batches, by representation. documents: of a batch.
+    found: means over batches, by representation. documents: of a batch. shifted: whether they move on together. by_row:
+    whether each row is one. copies: the largest number of equal pairs that does not matter.
 
     A null holds where one side alone depends on it. Shifts keep that neighbours are alike, if enough documents are left
-    that are not.
+    that are not, and if likeness fades with the distance; blocks with borders stand on each other unless shifted.
     """
     beyond, variance, whole = found.unbind(2)
     certain = beyond * batches**0.5 > CERTAIN * variance.sqrt()
     shares = beyond / whole.clamp_min(1e-300)
-    least = torch.tensor([SHARES.get(name, 0.0) for name in FOUND])
-    fault = torch.where(torch.tensor([name in SHARES for name in FOUND]), certain & (shares > least), beyond > 0)
-    fault[:, FOUND.index("lags")] = False
-    if order == "shifts":
-        fault[:, FOUND.index("serial")] = documents / (1 + 2 * beyond[:, FOUND.index("lags")]) < LEAST
+    at = {name: FOUND.index(name) for name in FOUND}
+    fault = torch.zeros_like(beyond, dtype=torch.bool)
+    for name, least in SHARES.items():
+        fault[:, at[name]] = certain[:, at[name]] & (shares[:, at[name]] > least)
+    fault[:, at["twice"]] = beyond[:, at["twice"]] > copies
+    if shifted:
+        fault[:, at["steps"]] = fault[:, at["serial"]] & (beyond[:, at["steps"]] > STEPS)
+        fault[:, at["serial"]] = documents / (1 + 2 * beyond[:, at["lags"]]) < LEAST
     models = torch.stack([fault[place].any(0) for place in places]).sum(0)
     needed = min(2, len(places))
     names = [name for name, count in zip(FOUND, models.tolist(), strict=True) if count >= needed]
-    return [TOO_ALIKE if name == "serial" and order == "shifts" else REASONS[name] for name in names]
+    to_do = {"serial": TELL if by_row else SHIFT, "steps": TELL if by_row else CLUSTER}
+    said = [TOO_ALIKE if name == "serial" and shifted else REASONS[name] + to_do.get(name, "") for name in names]
+    return [reason.format("rows" if by_row else "documents") for reason in said]
+
+
+def make_rows_observer(labels: Iterable[str], rows: Callable[[int], np.ndarray], seed: int) -> Beside:
+    """Makes what observes, of the first rows of some batches, what `measure_dependence` does, where each row is a unit
+    of its own. labels: of the measures. rows: the numbers of a batch's rows."""
+    labels = list(labels)
+
+    def observe(batch: int, representations: Any) -> Mapping[tuple[str, str], Tensor]:
+        if batch >= BATCHES:
+            return {}
+        group = np.arange(min(len(rows(batch)), LOOKED))[:, None]
+        found = [measure_dependence(x, [group], {}, seed, count=GLANCES) for x in representations]
+        return {(label, "depends"): torch.stack(found) for label in labels}
+
+    return observe
 
 
 def is_unmoved(observed: Float[Tensor, "r c"], drawn: Float[Tensor, "k r c"]) -> bool:

@@ -14,6 +14,7 @@ from repsim_cli.engine.validity import (
     FOUND,
     REASONS,
     TOO_ALIKE,
+    compare_neighbours,
     explain_invalid_null,
     find_range,
     is_unmoved,
@@ -50,7 +51,7 @@ def twice(rng):
 def said(both, order="any", **properties):
     held = {name: [values] for name, values in properties.items()}
     found = torch.stack([measure_dependence(x, [GROUP], held, 0) for x in both])
-    return explain_invalid_null(found, 1, PLACES, order, 60)
+    return explain_invalid_null(found, 1, PLACES, documents=60, shifted=order == "shifts")
 
 
 LABEL, LENGTH = np.arange(60) % 3, np.arange(60) * 7 % 60
@@ -62,11 +63,16 @@ def test_independent_documents_are_not_accused(given):
 
 
 def test_each_fault_is_named_with_its_remedy():
-    assert said(sides(serial)) == [REASONS["serial"]]
-    assert "significance.order=shifts" in REASONS["serial"]
-    assert said(sides(lambda rng: plain(rng) + 2 * rng.normal(size=(3, 5))[LABEL]), label=LABEL) == [REASONS["label"]]
+    (fault,) = said(sides(serial))
+    assert fault.startswith("documents that follow each other are alike; ")
+    assert "significance.order=shifts" in fault
+    assert said(sides(lambda rng: plain(rng) + 2 * rng.normal(size=(3, 5))[LABEL]), label=LABEL) == [
+        REASONS["label"].format("documents")
+    ]
     longer = LENGTH[:, None] / 20
-    assert said(sides(lambda rng: plain(rng) + longer * rng.normal(size=5)), length=LENGTH) == [REASONS["length"]]
+    assert said(sides(lambda rng: plain(rng) + longer * rng.normal(size=5)), length=LENGTH) == [
+        REASONS["length"].format("documents")
+    ]
 
 
 def test_a_constant_layer_says_nothing():
@@ -77,7 +83,7 @@ def test_copies_are_found_where_all_their_rows_are_the_same():
     rows = [x.view(60, 3, 5) for x in sides(plain)]
     for x in rows:
         x[7] = x[20]
-    assert said([x.reshape(180, 5) for x in rows]) == [REASONS["twice"]]
+    assert said([x.reshape(180, 5) for x in rows]) == [REASONS["twice"].format("documents")]
 
 
 def test_a_null_holds_where_one_side_alone_depends_on_the_order():
@@ -87,7 +93,38 @@ def test_a_null_holds_where_one_side_alone_depends_on_the_order():
 def test_shifts_need_enough_documents_that_are_not_alike():
     assert said(sides(serial), "shifts") == []
     walk = sides(lambda rng: np.cumsum(rng.normal(size=(60, 5)), axis=0))
-    assert said(walk, "shifts") == [TOO_ALIKE]
+    assert said(walk, "shifts") == [TOO_ALIKE.format("documents")]
+
+
+def draw_blocks(rng):
+    """Rows alike in blocks of four."""
+    return np.repeat(rng.normal(size=(15, 5)), 4, axis=0) + 0.5 * rng.normal(size=(60, 5))
+
+
+def test_blocks_are_no_series():
+    (fault,) = said(sides(draw_blocks), "shifts")
+    assert "in blocks" in fault
+    assert "significance.clusters" in fault
+    (fault,) = said(sides(draw_blocks))
+    assert "significance.order=shifts" in fault  # nobody can tell yet
+
+
+def test_rows_are_told_of_their_documents():
+    found = torch.stack([measure_dependence(x, [GROUP], {}, 0) for x in sides(serial)])
+    (fault,) = explain_invalid_null(found, 1, PLACES, documents=60, by_row=True)
+    assert fault.startswith("rows that follow each other are alike; give the documents")
+    assert "shifts" not in fault
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_series_is_not_taken_for_blocks(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(400, 12))
+    for i in range(1, 400):
+        x[i] = 0.8 * x[i - 1] + 0.6 * x[i]
+    assert 0.7 < compare_neighbours(torch.from_numpy(x - x.mean(0))) < 1.4
+    blocks = np.repeat(rng.normal(size=(40, 12)), 10, axis=0) + 0.5 * rng.normal(size=(400, 12))
+    assert compare_neighbours(torch.from_numpy(blocks - blocks.mean(0))) > 2
 
 
 def test_alike_at_a_distance_is_what_plain_sums_say():
