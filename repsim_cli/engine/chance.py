@@ -26,6 +26,7 @@ from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
+FEWEST = 4  # of these, of measures that are not slow: the spread of fewer is hardly known
 SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
 # statistics of a batch; KNOWN: 1 where it has a level of chance
 EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apart", "pairings", "chance known"
@@ -131,7 +132,7 @@ def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[i
     places = np.linspace(0, len(layers) - 1, min(side, len(layers))).round().astype(int)
     orders = -(-ORDERS // batches)
     if isinstance(prepared, PreparedStates):
-        orders = min(orders, max(1, pairs // (2 * len(places) ** 2)))
+        orders = min(orders, max(1 if prepared.measure.slow else FEWEST, pairs // (2 * len(places) ** 2)))
     return orders, [layers[place] for place in places]
 
 
