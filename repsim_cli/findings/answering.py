@@ -30,6 +30,7 @@ class Sides(NamedTuple):
     values: Float[np.ndarray, "r c"]
     chance: Float[np.ndarray, "r c"] | None
     larger: bool
+    p: Float[np.ndarray, "r c"] | None = None
     se: Float[np.ndarray, "r c"] | None = None
 
     @property

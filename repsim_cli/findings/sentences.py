@@ -1,8 +1,8 @@
 """What two models come to in sentences, never without chance: for the terminal and the page."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -19,7 +19,8 @@ ALONE = "can be compared at one layer"
 ACROSS = "are more alike across depths than at the same depth"
 BLOCK = re.compile(r"block (\d+)")
 NAMED = 4  # layers that a sentence names at most
-# of normal values; chance is skewed and its spread that of few pairings, so that 0.05 of unrelated models exceed it
+# of t, since the spread of chance is that of few pairings; chance is skewed, so that up to 0.03 of unrelated models
+# exceed it (1 to 12 layers of 200 to 500 rows)
 LEVEL = 0.002
 
 
@@ -180,8 +181,16 @@ def _list_layers(names: Sequence[str]) -> str:
 def choose_digits(measured: Measured, sides: Sides) -> str:
     """Chooses how values and chance of two models are written: so that the closest layers differ from chance."""
     best = np.nanmax(sides.closeness, initial=-np.inf) * (1 if sides.larger else -1)
-    chance = find_chance_level(measured, sides)
-    return choose_number_format(sides.values, *([] if chance is None else [(best, pick_chance_end(chance, sides))]))
+    reach = find_reach_of_chance(measured, sides)
+    return choose_number_format(sides.values, *([] if reach is None else [(best, reach)]))
+
+
+def find_reach_of_chance(measured: Measured, sides: Sides) -> float | None:
+    """Finds up to where chance brings the closest pair of layers, or its mean where no more is known."""
+    if (chance := find_chance_level(measured, sides)) is None:
+        return None
+    margin = find_margin_over_chance(measured, sides.values.size) or 0.0
+    return pick_chance_end(chance, sides) + (margin if sides.larger else -margin)
 
 
 def pick_chance_end(chance: Chance, sides: Sides) -> float:
@@ -204,21 +213,58 @@ def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
 
 
 def _say_chance(measured: Measured, sides: Sides, digits: str) -> str:
-    chance = find_chance_level(measured, sides)
-    if chance is None:
+    """Says up to where chance reaches, or what it is in the mean where no more is known."""
+    if (reach := find_reach_of_chance(measured, sides)) is None:
         return "chance is not known here"
-    return f"chance {'at most' if sides.larger else 'at least'} {pick_chance_end(chance, sides):{digits}}"
+    known = find_margin_over_chance(measured, sides.values.size) is not None
+    at, mean = ("at most " if sides.larger else "at least ", "") if known else ("", " in the mean")
+    doubt = ", which is too little here (see the warnings)" if (measured.chance or {}).get("doubtful") else ""
+    return f"chance {at}{reach:{digits}}{mean}{doubt}"
 
 
 def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
     """Finds how far a pair of layers must be ahead of chance, of a map of so many cells, to be more than what random
     pairings of the rows give; None where their spread is not known."""
-    spread = (measured.chance or {}).get("spread")
-    return NormalDist().inv_cdf(1 - LEVEL / cells) * spread if spread and cells else None
+    known = measured.chance or {}
+    spread, freedom = known.get("spread"), known.get("orders", 0) - (known.get("mean") != "exact")
+    if not (spread and cells and freedom > 0):
+        return None
+    return find_t_quantile(LEVEL / cells, freedom) * spread
+
+
+def find_t_quantile(p: float, freedom: int) -> float:
+    """Finds what Student's t of so many whole degrees of freedom exceeds with this probability, of less than a half: by
+    halving, from its distribution in closed form, so that the page needs no scipy.
+
+    >>> round(find_t_quantile(0.025, 8), 6), round(find_t_quantile(1e-6, 3), 3)
+    (2.306004, 103.299)
+    """
+    low, high = 0.0, 1.0
+    while _compute_t_tail(high, freedom) > p:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _compute_t_tail(middle, freedom) > p else (low, middle)
+    return high
+
+
+def _compute_t_tail(t: float, freedom: int) -> float:
+    """The probability that t is larger (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd, term, total = freedom % 2, 1.0, 0.0
+    for k in range((freedom - odd) // 2):
+        total += term * math.cos(angle) ** (2 * k + odd)
+        term *= (2 * k + 1 + odd) / (2 * k + 2 + odd)
+    inside = math.sin(angle) * total
+    return (1 - (2 / math.pi * (angle + inside) if odd else inside)) / 2
 
 
 def is_chance(measured: Measured, sides: Sides) -> bool:
-    """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be."""
+    """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be: by a
+    test, where there was one that holds, else by the spread of a few pairings."""
+    null = measured.null or {}
+    if "alpha" in null and "not_valid" not in null and sides.p is not None and np.isfinite(sides.p).any():
+        return bool(np.nanmin(sides.p) > null["alpha"])
     limit = find_margin_over_chance(measured, sides.values.size)
     if sides.chance is None or limit is None:
         return False
