@@ -125,10 +125,11 @@ def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[i
         return 0, []
     wanted = prepared.left if isinstance(prepared, PreparedStates) else None
     pairs = len(layers) * (len(layers) + 1) // 2 if wanted is None else int(wanted.sum() + len(layers)) // 2
+    fewest = 2 if isinstance(prepared, PreparedProducts) or prepared.measure.slow else FEWEST
     if isinstance(prepared, PreparedProducts):
         side = min(SAMPLED, max(2, len(layers) // 12))
     else:
-        side = min(SAMPLED, max(2, math.isqrt(pairs // 4)))
+        side = min(SAMPLED, max(2, math.isqrt(pairs // (2 * fewest))))
     places = np.linspace(0, len(layers) - 1, min(side, len(layers))).round().astype(int)
     orders = -(-ORDERS // batches)
     if isinstance(prepared, PreparedStates):

@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
+import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import NOTHING, choose_digits, sentences
+from repsim_cli.findings.sentences import NOTHING, choose_digits, find_t_quantile, sentences
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
 CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "L"}
 NAN = np.nan
 
 
-def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.001):
+def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002):
     """The sentences on models a and b of these maps, each of another measure."""
     arrays, measures = {}, []
     for number, values in enumerate(map(np.array, maps)):
@@ -25,7 +26,7 @@ def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.
         measures.append(
             Measured(
                 name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=[matrix],
-                chance={"units": "rows", "spread": spread},
+                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8},
             )
         )  # fmt: skip
     return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"))
@@ -109,12 +110,12 @@ def test_what_changes_with_depth_is_relative_to_the_values_and_to_their_noise():
 @pytest.mark.parametrize(
     ("value", "chance", "larger", "said"),
     [
-        (17.61, 17.58, True, "17.61; chance at most 17.58"),
-        (0.9637, 0.9561, True, "0.964; chance at most 0.956"),
-        (1.412, 1.408, False, "1.412 (smaller is closer); chance at least 1.408"),
-        (1.0, 1e-6, True, "1.00; chance at most 0.00"),
-        (33_406_992.0, 33_006_992.0, True, "33,406,992; chance at most 33,006,992"),
-        (3e-4, 2.6e-9, True, "0.000300; chance at most 0.000000"),
+        (17.61, 17.58, True, "17.61; chance 17.58 in the mean"),
+        (0.9637, 0.9561, True, "0.964; chance 0.956 in the mean"),
+        (1.412, 1.408, False, "1.412 (smaller is closer); chance 1.408 in the mean"),
+        (1.0, 1e-6, True, "1.00; chance 0.00 in the mean"),
+        (33_406_992.0, 33_006_992.0, True, "33,406,992; chance 33,006,992 in the mean"),
+        (3e-4, 2.6e-9, True, "0.000300; chance 0.000000 in the mean"),
     ],
 )
 def test_a_value_and_its_chance_have_the_same_digits(value, chance, larger, said):
@@ -127,3 +128,17 @@ def test_digits_without_any_chance():
     sides = Sides("a", "b", ["x"], ["x"], np.array([[0.5]]), None, True)
     measured = Measured(name="m", label="m", settings={}, estimate={}, card=CARD, matrices=[])
     assert choose_digits(measured, sides) == "z,.2f"
+
+
+@pytest.mark.parametrize(("larger", "said"), [(True, "chance at most 0.12"), (False, "chance at least -0.12")])
+def test_chance_reaches_as_far_as_its_spread_says(larger, said):
+    """Of one pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
+    values = [[0.5]] if larger else [[-0.5]]
+    assert say(values, larger=larger, chance=0.0, spread=0.03)[0].endswith(said)
+    assert NOTHING in say([[0.11]] if larger else [[-0.11]], larger=larger, chance=0.0, spread=0.03)[0]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 8, 15, 64])
+@pytest.mark.parametrize("p", [0.2, 0.002, 2e-6])
+def test_the_quantile_is_that_of_student(freedom, p):
+    assert find_t_quantile(p, freedom) == pytest.approx(scipy.stats.t.isf(p, freedom), rel=1e-8)
