@@ -386,11 +386,8 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
 
 def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
     """Estimates the cost of comparing so many pairs of layers on all rows, as they are and permuted."""
-    batches = (
-        1.0
-        if comparison.extract.estimate == "full"
-        else max(_count_extracted_rows(comparison) / comparison.extract.batch_rows, 1.0)
-    )
+    whole = comparison.extract.estimate == "full"
+    batches = 1.0 if whole else max(_count_extracted_rows(comparison) / comparison.extract.batch_rows, 1.0)
     widths = [layer.width for layer in comparison.layers]
     rows = count_rows_per_comparison(comparison)
     cells = comparison.significance.chance and not _is_row_a_document(comparison)

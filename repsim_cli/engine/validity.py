@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.engine.estimates import Beside
+from repsim_cli.engine.estimates import Beside, Key
 
 ORDERS = 40  # of the documents, with which what was found is compared
 GLANCES, LOOKED, BATCHES = 10, 1024, 2  # the same, rows and batches, where nothing is tested and each row is a unit
@@ -178,7 +178,7 @@ def make_rows_observer(labels: Iterable[str], rows: Callable[[int], np.ndarray],
     of its own. labels: of the measures. rows: the numbers of a batch's rows."""
     labels = list(labels)
 
-    def observe(batch: int, representations: Any) -> Mapping[tuple[str, str], Tensor]:
+    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
         if batch >= BATCHES:
             return {}
         group = np.arange(min(len(rows(batch)), LOOKED))[:, None]
