@@ -243,10 +243,11 @@ OF = {"map": "per map of two models", "run": "over all maps of the run"}
 
 
 def choose_tests(null: Mapping[str, Any]) -> tuple[str, str]:
-    """Chooses the p values that cross out cells, and says for which cells they are corrected, where the run did so."""
+    """Chooses the p values that cross out cells, and says for which cells they are corrected, where the run did so, and
+    whether they are not valid."""
+    invalid = "; p is not valid, see the warnings" if null.get("not_valid") else ""
     if "family" not in null:
-        return "p", "uncorrected"
-    invalid = "; not valid, see the warnings" if null.get("not_valid") else ""
+        return "p", f"uncorrected{invalid}"
     return "p_family", f"{FAMILY[null['family']]}, {OF[null.get('family_of', 'map')]}{invalid}"
 
 
@@ -294,10 +295,11 @@ def _draw_measured(
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
     treated = say_treatment(estimate.get("remedies", {}))
-    unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
-    crosses = (
-        f" (×: p > {alpha:g}{unknown}, {choose_tests(measured.null)[1]})" if measured.null and chance.any() else ""
-    )
+    crosses = ""
+    if measured.null and p is not None:
+        unknown = " or not known" if np.isnan(p[chance]).any() else ""
+        crossed = f"×: p > {alpha:g}{unknown}" if chance.any() else f"no ×: every p ≤ {alpha:g}"
+        crosses = f" ({crossed}, {choose_tests(measured.null)[1]})"
     lines = [
         seen,
         "; ".join(filter(None, [f"{', '.join(parts)}{crosses}", treated, measured.pairs])),

@@ -161,6 +161,30 @@ def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
     assert list(dict(list_layer_figures(named, "x", {}))) == ["by-layer-q"]
 
 
+@pytest.mark.parametrize("faults", [[], ["rows are alike"]])
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [
+        ([[0.01, 0.5], [0.01, 0.01]], "×: p > 0.05, "),
+        ([[0.01, np.nan], [0.01, 0.01]], "×: p > 0.05 or not known, "),
+        ([[0.01, 0.02], [0.01, 0.01]], "no ×: every p ≤ 0.05, "),
+    ],
+)
+@pytest.mark.parametrize("family", [{"family": "max_t"}, {}])
+def test_a_title_says_whether_p_is_valid_and_why_no_cell_is_crossed(tmp_path, p, said, faults, family):
+    run = run_of(tmp_path, {"alpha": 0.05, "share": 1, **family, **({"not_valid": faults} if faults else {})})
+    (measured,) = run.results.measures
+    np.save(tmp_path / "p.npy", p)
+    which = map_figures.choose_tests(measured.null)[0]
+    matrices = [dataclasses.replace(matrix, **{which: "p.npy"}) for matrix in measured.matrices]
+    run.results.measures[:] = [dataclasses.replace(measured, matrices=matrices)]
+    for name in ("procrustes-all", "procrustes-00-01-a-b"):
+        title = dict(map_figures.figures(run, True))[name]().texts
+        (line,) = (line for text in title for line in text.get_text().splitlines() if "p ≤" in line or "p >" in line)
+        assert f"({said}" in line
+        assert line.endswith("; p is not valid, see the warnings)") == bool(faults)
+
+
 def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path):
     run = run_of(tmp_path, None, False)
     (measured,) = run.results.measures
