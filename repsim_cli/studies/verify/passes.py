@@ -161,6 +161,7 @@ class WeightComparison:
             sorted(alone[1] - both, key=lambda name: theirs[name]),
             {name: self.norms[name] for name in ours},
             [said for each in found for said in each.lost],
+            {name: dtype for each in found for name, dtype in each.rounded.items()},
         )
 
 

@@ -1,6 +1,7 @@
 """A model to verify: in memory, or on the disk, from where one part at a time comes into memory."""
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from repsim_cli.models import precision
 from repsim_cli.models.parts import Kept, is_inside
 from repsim_cli.studies.verify.units import ModelUnit, find_unit_key, split_into_units
-from repsim_cli.studies.verify.weights import name_weights
+from repsim_cli.studies.verify.weights import name_weights, round_some_weights
 
 HELD = ("_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -38,6 +39,10 @@ class InMemory:
     def backbone(self) -> "InMemory":
         """The model without its head."""
         return InMemory(self.model.base_model)  # type: ignore[arg-type]
+
+    def copy_rounded(self, names: Collection[str], dtype: torch.dtype) -> "InMemory":
+        """Copies the model with the weights of these names rounded."""
+        return InMemory(round_some_weights(copy.deepcopy(self.model), names, dtype))
 
     def load(self, key: str) -> AbstractContextManager[None]:
         """Loads the weights of the units of this key while the context lasts; here they always are in memory."""
@@ -73,6 +78,9 @@ class OnDisk(InMemory):
 
     def backbone(self) -> InMemory:
         return self if self.bare is None else self.bare()
+
+    def copy_rounded(self, names: Collection[str], dtype: torch.dtype) -> InMemory:
+        return OnDisk(lambda kept: round_some_weights(self.part(kept), names, dtype))
 
     @contextmanager
     def load(self, key: str) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Two models that run -> the answer."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -65,14 +66,47 @@ def verify_models(
     """
     reference = InMemory(reference) if isinstance(reference, nn.Module) else reference
     candidate = InMemory(candidate) if isinstance(candidate, nn.Module) else candidate
+    run = VerifyRun(batches, _choose_precisions(reference, candidate, quick=quick), labels, progress)
+    answer, tensors = _search(reference, candidate, run)
+    if isinstance(reference, Saved) or not tensors.rounded:
+        return answer
+    dtype, _ = Counter(tensors.rounded.values()).most_common(1)[0]
+    names = [name for name, other in tensors.rounded.items() if other is dtype]
+    beside_rounded, _ = _search(reference.copy_rounded(names, dtype), candidate, run)
+    return name_cast(answer, beside_rounded, len(names), str(dtype).removeprefix("torch."))
+
+
+def name_cast(answer: Answer, beside_rounded: Answer, count: int, name: str) -> Answer:
+    """The answer where some weights are those of the reference in 16 bits: what differs from the reference with just
+    these weights rounded. count: of such tensors. name: of the precision."""
+    of = f"{count} of {answer.weights['common']} tensors"
+    said = f"the weights are those of the reference rounded to {name} ({of})"
+    verdict, rest = beside_rounded.verdict, f", and {beside_rounded.quantised}" * bool(beside_rounded.quantised)
+    if verdict in (IDENTICAL, ROUNDING):
+        verdict, rest = AS_QUANTISED, ", and nothing else differs"
+    return replace(
+        beside_rounded,
+        verdict=verdict,
+        quantised=f"{said}{rest}",
+        before=f"{beside_rounded.before}, once weights are rounded to {name}" if beside_rounded.before else "",
+        weights=answer.weights,
+        effect=answer.effect,
+        given=f"the inputs of the reference rounded to {name}",
+        settings={**beside_rounded.settings, "precision": name},
+    )
+
+
+def _choose_precisions(reference: InMemory | Saved, candidate: InMemory, *, quick: bool) -> Precisions:
+    dtypes = reference.dtype, candidate.dtype
+    return Precisions(precision.choose_coarser_dtype(*dtypes), None if quick else precision.choose_twin_dtype(*dtypes))
+
+
+def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> tuple[Answer, weights.Tensors]:
+    """Runs both, and finds the places where they differ and what their errors are; with how weights compare."""
     from_file = isinstance(reference, Saved)
     units = candidate.units if from_file else reference.units
     _check_parts(reference.blocks if from_file else _count_block_units(units), _count_block_units(candidate.units))
-    dtypes = reference.dtype, candidate.dtype
-    precisions = Precisions(
-        precision.choose_coarser_dtype(*dtypes), None if quick else precision.choose_twin_dtype(*dtypes)
-    )
-    run = VerifyRun(batches, precisions, labels, progress)
+    batches, labels = run.batches, run.labels
     apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
     seen = run_by_part(reference, candidate, run) if apart and not from_file else run_whole(reference, candidate, run)
     results, tensors = seen.results, seen.tensors
@@ -104,7 +138,7 @@ def verify_models(
     verdict = DIFFERENT if differences else AS_QUANTISED if fit else IDENTICAL if equal else ROUNDING
     tried = not from_file and all(find_embeddings(side.model) is not None for side in (reference, candidate))
     vocabulary = [VOCABULARY] if tried else []
-    return Answer(
+    answer = Answer(
         verdict=verdict,
         reference=labels[0],
         candidate=labels[1],
@@ -130,6 +164,7 @@ def verify_models(
         if apart
         else {},
     )
+    return answer, tensors
 
 
 def _is_other_checkpoint(

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from repsim_cli.models.precision import UNIT
 
 ROUNDINGS = 16  # within which rows of weights are the same
+CAST = 0.9  # of the values that changed
+CASTS = (torch.bfloat16, torch.float16)
 EXACT = 1e-6  # of the norm: the same but for rounding
 
 
@@ -19,7 +21,7 @@ class Tensors:
     """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
     with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
     all tensors of the reference, where any differs. lost: what of the reference is not finite while the candidate has
-    it otherwise."""
+    it otherwise. rounded: of those that differ, by name, the 16 bits that the reference rounded to gives them in."""
 
     common: int
     differ: Sequence[tuple[str, int, int, float]]
@@ -27,6 +29,7 @@ class Tensors:
     only_candidate: Sequence[str]
     norms: Mapping[str, float] = field(default_factory=dict)
     lost: Sequence[str] = ()
+    rounded: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 def name_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -39,6 +42,14 @@ def name_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def round_some_weights(model: nn.Module, names: Collection[str], dtype: torch.dtype) -> nn.Module:
+    """Rounds the tensors of these names, as `name_weights` has them, in place; those that are not there are left."""
+    for name, x in zip(name_weights(model), model.state_dict().values(), strict=True):
+        if name in names:
+            x.copy_(x.to(dtype))
+    return model
+
+
 def _unpack_weights(x: Tensor) -> Tensor:
     packed = type(x).dequantize is not Tensor.dequantize and x.is_floating_point()
     return x.dequantize() if packed else x
@@ -48,7 +59,7 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """Compares the tensors of the reference (a) and of the candidate (b). A row of weights that is off by less than a
     few roundings does not differ: sums in another order do that."""
     shared = [name for name in a if name in b and _are_comparable(a[name], b[name])]
-    differ, lost = [], []
+    differ, lost, rounded = [], [], {}
     for name in shared:
         rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
         x, y = (side[name][:rows] if rows else side[name] for side in (a, b))
@@ -60,8 +71,17 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
             if not torch.isfinite(off).all() or (off > ROUNDINGS * unit * size).any():
                 worst = float(torch.nan_to_num(off / size.clamp_min(1e-30), 1e30).max())
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
+                if (dtype := _find_cast(x, y)) is not None:
+                    rounded[name] = dtype
     alone = [n for n in a if n not in b], [n for n in b if n not in a]
-    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost)
+    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost, rounded)
+
+
+def _find_cast(x: Tensor, y: Tensor) -> torch.dtype | None:
+    """The precision to which x was rounded, where that made nearly all changes; None where it was not."""
+    changed = x != y
+    x, y = x[changed], y[changed]
+    return next((dtype for dtype in CASTS if (x.to(dtype).float() == y).double().mean() > CAST), None)
 
 
 def say_not_finite(x: Tensor) -> str:

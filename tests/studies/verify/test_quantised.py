@@ -136,3 +136,57 @@ def test_steps_of_groups():
     assert compute_half_ranges(w, 0, True).tolist() == [[3.0]]
     assert compute_half_ranges(w, 2, True).tolist() == [[3.0, 0.5]]
     assert compute_half_ranges(w, 2, False).tolist() == [[2.0, 0.125]]
+
+
+def cast(model, dtype, only=lambda name: True):
+    """A copy with the weights of these names rounded to 16 bits, in the precision of the model."""
+    other = copy.deepcopy(model)
+    for name, x in other.state_dict().items():
+        if only(name):
+            x.copy_(x.to(dtype))
+    return other
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cast_is_named(reference, dtype):
+    answer = verify_models(reference, cast(reference, dtype), batches())
+    name = str(dtype).removeprefix("torch.")
+    assert answer.verdict == AS_QUANTISED
+    assert answer.quantised.startswith(f"the weights are those of the reference rounded to {name} (")
+    assert answer.quantised.endswith(" tensors), and nothing else differs")
+    assert (answer.settings["precision"], answer.differences) == (name, [])
+    assert {"embed", "head"} <= {*answer.right}
+    assert answer.effect["kl"] > 0
+
+
+def test_what_else_a_cast_copy_has(reference):
+    other = cast(reference, torch.bfloat16)
+    down = Parts(reference).by_role(1)["down"]
+    weight(Parts(other).at(1, down))[0, 0] += 1
+    answer = verify_models(reference, other, batches())
+    (difference,) = answer.differences
+    assert (difference.unit, difference.place, difference.kind) == ("block 1", down, "weight")
+    assert answer.lines()[0].endswith(" (all before agree to rounding, once weights are rounded to bfloat16)")
+    assert "rounded to bfloat16" in answer.lines()[-1]
+    assert answer.given == "the inputs of the reference rounded to bfloat16"
+
+
+def test_a_cast_of_what_is_not_quantised(reference):
+    other = round_weights(copy.deepcopy(reference), 6)
+    paths = {
+        f"{Parts(other).path}.{block}.{path}" for block in range(3) for path in Parts(other).by_role(block).values()
+    }
+    other = cast(other, torch.bfloat16, only=lambda name: name.rpartition(".")[0] not in paths)
+    answer = verify_models(reference, other, batches())
+    assert answer.verdict == AS_QUANTISED
+    assert "rounded to bfloat16 (" in answer.quantised
+    assert " linear maps are what rounding to about " in answer.quantised
+
+
+def test_a_change_of_few_weights_is_no_cast(reference):
+    """Not where all weights of the reference are of 16 bits before, which rounding leaves as they are."""
+    coarse = cast(reference, torch.bfloat16)
+    other = copy.deepcopy(coarse)
+    weight(Parts(other).at(1, Parts(other).by_role(1)["down"]))[0, 0] += 1
+    answer = verify_models(coarse, other, batches())
+    assert (answer.verdict, answer.settings, answer.quantised) == (DIFFERENT, {}, "")

@@ -26,6 +26,8 @@ def rounded(model):
 def other(model, fault):
     if fault == "none":
         return model
+    if fault == "cast":
+        return copy.deepcopy(model).bfloat16()
     return rounded(model) if fault == "rounded" else planted(model, fault, FAULTS[fault][1][-1])[0]
 
 
@@ -52,6 +54,7 @@ def record(answer):
     [
         ("llama", "none", "IDENTICAL"),
         ("llama", "rounded", "AS QUANTISED"),
+        ("llama", "cast", "AS QUANTISED"),
         ("gpt2", "bias_lost", "DIFFERENT"),
         pytest.param("bert", "one_weight", "DIFFERENT", marks=pytest.mark.nightly),
         pytest.param("gemma2", "gain_changed", "DIFFERENT", marks=pytest.mark.nightly),
@@ -65,7 +68,8 @@ def test_by_block_says_what_whole_models_say(saved, name, fault, verdict):
     apart, settings = record(repsim_cli.verify(*pair, by_block="always"))
     assert apart == whole
     assert apart["verdict"] == verdict
-    assert (none, settings) == ({}, {"by_block": ["a", "b"]})
+    precision = {"precision": "bfloat16"} if fault == "cast" else {}
+    assert (none, settings) == (precision, {"by_block": ["a", "b"], **precision})
 
 
 def test_one_part_of_each_model_is_in_memory(saved, monkeypatch):
