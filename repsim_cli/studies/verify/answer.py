@@ -68,7 +68,7 @@ class Answer:
     worst: the most that anything right is off, in multiples of its rounding. effect: on the output.
     quantised: of which rounding of weights the errors are. inputs: what was tried. notes: further sentences.
     given: what each part was run on; empty: none was run. before: of what runs before the first difference, empty where
-    nothing does.
+    nothing does. config: the settings that differ, those first that may be behind the first difference.
     """
 
     verdict: str
@@ -86,6 +86,7 @@ class Answer:
     settings: Mapping[str, Any] = field(default_factory=dict)
     given: str = "the reference's own inputs"
     before: str = ""
+    config: Sequence[str] = ()
 
     @property
     def same(self) -> bool:
@@ -99,13 +100,15 @@ class Answer:
         """Writes the answer for a terminal: the verdict, and a line for each reason."""
         if not self.differences:
             effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
-            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._list_notes()]
+            config = [f"  {'config':{WIDTH - 2}}{self._say_config()}"] if self.config else []
+            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *config, *self._list_notes()]
         first = self.differences[0]
         before = f" ({self.before})" * bool(self.before)
         tokens, parts = first.unit == TOKEN_IDS, self._list_parts()
         said = {
             "kind": f"{first.about}{self._rotation(first)}",
             "then": f"{parts[0].where}{before}: {parts[0].about}" if tokens and parts else "",
+            "config": self._say_config(),
             "weights": self._weights(),
             "from": _say_first_token(first),
             "effect": self._effect(),
@@ -150,6 +153,10 @@ class Answer:
             return f"every bit is the same, in {what}"
         whole, row = self.worst
         return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
+
+    def _say_config(self) -> str:
+        rest = f"; {len(self.config) - SHOWN} settings more" if len(self.config) > SHOWN else ""
+        return "; ".join(self.config[:SHOWN]) + rest
 
     def _weights(self) -> str:
         if not self.weights:

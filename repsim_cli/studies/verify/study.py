@@ -25,6 +25,7 @@ from repsim_cli.studies.verify.answer import (
     Answer,
     Difference,
 )
+from repsim_cli.studies.verify.configs import list_different_settings
 from repsim_cli.studies.verify.error import find_module, is_linear_map
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
@@ -155,6 +156,9 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
         effect=_measure_output_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
         quantised="" if fit is None else fit.about(_count_linear_maps(units)),
+        config=[]
+        if from_file
+        else list_different_settings(reference.model, candidate.model, differences[0].kind if differences else None),
         before=say_what_is_before(differences, every, order, fit),
         settings={
             "by_block": [

@@ -9,13 +9,14 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import repsim_cli
 from repsim_cli.api.verify import save_reference
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.runs import reader
+from repsim_cli.studies.verify.configs import list_different_settings
 
 
 @pytest.fixture
@@ -302,3 +303,48 @@ def test_weights_that_are_not_finite(repsim, tmp_path, by_block):
     assert repsim("verify", "tiny_a", "--save", file)[0] == 0
     code, out, _ = repsim("verify", file, folder)
     assert (code, out.split("kind    ")[1].split("\n")[0]) == (1, "layers.1.attention.dense.bias holds 1 NaN")
+
+
+def settings_of(tmp_path, **changes):
+    folder = tmp_path / "changed"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_settings_that_differ_are_named(repsim, tmp_path):
+    folder = settings_of(tmp_path, layer_norm_eps=1e-3, use_cache=False, max_position_embeddings=64)
+    answer = repsim_cli.verify("tiny_a", str(folder))
+    assert answer.differences[0].kind == "epsilon"
+    assert answer.config[0] == "layer_norm_eps is 1e-05 in the reference and 0.001 in the candidate"
+    assert [each.split()[0] for each in answer.config] == ["layer_norm_eps", "max_position_embeddings"]
+    lines = answer.lines()
+    assert lines[2] == f"  config  {'; '.join(answer.config)}"
+    assert repsim_cli.verify("tiny_a", "tiny_a").config == []
+
+
+def test_settings_of_rotary_angles_are_named(repsim, tmp_path):
+    angles = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}
+    answer = repsim_cli.verify("tiny_a", str(settings_of(tmp_path, rope_parameters=angles, hidden_dropout=0.5)))
+    assert answer.differences[0].kind == "rotary"
+    (said,) = answer.config
+    assert said.startswith("rope_parameters.rope_theta is 10000")
+
+
+def test_settings_that_change_nothing_are_said_too(repsim, tmp_path):
+    """As a longer context of which no input makes use."""
+    answer = repsim_cli.verify("tiny_a", str(settings_of(tmp_path, max_position_embeddings=100_000)))
+    assert answer.verdict == "IDENTICAL"
+    assert answer.lines()[1].startswith("  config  max_position_embeddings is ")
+
+
+def test_settings_of_two_types_are_those_that_both_have():
+    a = AutoConfig.for_model("llama", rms_norm_eps=1e-3)
+    b = AutoConfig.for_model("mistral", rms_norm_eps=1e-5, sliding_window=7)
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    first.config, second.config = a, b
+    said = list_different_settings(first, second, "epsilon")
+    assert said[0] == "rms_norm_eps is 0.001 in the reference and 1e-05 in the candidate"
+    assert not any(each.startswith("sliding_window") for each in said)
+    assert list_different_settings(first, nn.Linear(1, 1), None) == []
