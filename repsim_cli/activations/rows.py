@@ -317,13 +317,24 @@ def _check_finite(rows: Sequence[Tensor], layers: Sequence[Layer], where: Callab
     raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where(x)}; {advice}")
 
 
+def check_stored_rows(readings: Sequence[Reading]) -> dict[str, int]:
+    """Counts the rows of stored activations, by model. Raises BadInput where they differ."""
+    stored = {r.label: r.source.rows for r in readings if isinstance(r.source, Precomputed)}
+    _check_same_count(stored)
+    return stored
+
+
 def count_run_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
     """The number of rows of the run, the same for every model. Raises BadInput where stored activations differ."""
-    stored = {r.label: r.source.rows for r in readings if isinstance(r.source, Precomputed)}
+    stored = check_stored_rows(readings)
     given = next(iter(sequences.values()), None)
-    if given is not None:
-        stored["(data)"] = int(count_given_rows(given, extract).sum())
-    if len(set(stored.values())) != 1:
-        listed = ", ".join(f"{label}: {rows}" for label, rows in stored.items())
+    if given is None:
+        return next(iter(stored.values()))
+    _check_same_count(stored | {"(data)": int(count_given_rows(given, extract).sum())})
+    return int(count_kept_rows(given, extract).sum())
+
+
+def _check_same_count(rows: Mapping[str, int]) -> None:
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{label}: {count}" for label, count in rows.items())
         raise BadInput(f"model: models have different numbers of rows, got {listed}; rows must be paired")
-    return next(iter(stored.values())) if given is None else int(count_kept_rows(given, extract).sum())

@@ -8,6 +8,7 @@ from repsim_cli.cli.terminal import QUIET, check_torch, log, say
 from repsim_cli.config.words import (
     PRINTING,
     UNASKED,
+    check_once,
     check_spelling,
     convert_to_overrides,
     drop_claims,
@@ -22,6 +23,7 @@ def run(words: list[str]) -> int:
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
     check_spelling(rest)
+    check_once(rest)
     from repsim_cli.config.compose import compose, drop_hydra_keys, print_as_hydra, take_from
     from repsim_cli.config.guard import close_environment
     from repsim_cli.runs import cache, results

@@ -152,6 +152,7 @@ def parse_settings(words: list[str], given_by: str = "settings") -> dict[str, An
 SETTINGS = {"extract": "Extract", "significance": "Significance", "hardware": "Hardware"}
 NAMES: dict[str, Callable[[], Collection[str]]] = {group: partial(describe_group, group) for group in GROUPS}
 NAMES |= {"study": studies.names}
+ADDED_KEY = re.compile(r"\+[\w.]+=")
 PLAIN_KEY = re.compile(r"[A-Za-z_]\w*(?:\.[\w-]+)*")
 PLAIN_NAMES = re.compile(r"\[?[A-Za-z][\w./-]*(?:,[A-Za-z][\w./-]*)*\]?")  # Hydra reads others as numbers
 
@@ -177,6 +178,19 @@ def check_spelling(words: Sequence[str]) -> None:
             for name in value.strip("[]").split(","):
                 if name.removesuffix(".yaml") not in known:
                     raise BadInput(_say_unknown_name(key, name))
+
+
+def check_once(words: Sequence[str]) -> None:
+    """Raises BadInput for a key that is added twice, and for a name that a list has twice: Hydra would drop one."""
+    added = [word.partition("=")[0] for word in words if ADDED_KEY.match(word)]
+    for key in added:
+        if added.count(key) > 1:
+            raise BadInput(f"{key.lstrip('+')}: added twice, got {key}= again; give each another name")
+    for key, _, value in (word.partition("=") for word in words):
+        if key in ("model", "measure") and PLAIN_NAMES.fullmatch(value) and value.startswith("["):
+            names = value.strip("[]").split(",")
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise BadInput(f"{key}: a name twice, got '{twice}' in {value}; give each once")
 
 
 def _say_unknown_key(key: str, words: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from repsim_cli.activations.inputs import (
 from repsim_cli.activations.places import list_row_documents, list_row_labels
 from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
 from repsim_cli.activations.row_batches import select_batch_rows
-from repsim_cli.activations.rows import count_run_rows
+from repsim_cli.activations.rows import check_stored_rows, count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
@@ -188,9 +188,11 @@ def make_extraction(
         raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     check_modality(live, data)
+    readings = read(models, extract)
+    check_stored_rows(readings)
     return Extraction(
         models=dict(models),
-        readings=read(models, extract),
+        readings=readings,
         data=data,
         devices=assign_devices(hardware, list(among or models)),
         tokenizers=load_tokenizers(live, data, extract),

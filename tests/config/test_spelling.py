@@ -5,7 +5,7 @@ import pytest
 from repsim_cli.base.errors import BadInput
 from repsim_cli.config.compose import compose
 from repsim_cli.config.presets import GROUPS, describe_group
-from repsim_cli.config.words import check_spelling
+from repsim_cli.config.words import check_once, check_spelling
 
 WRONG = ["measur=cka", "seeed=1", "dat.path=x", "measure=ckaa", "model=[tiny_a,tiny_z]", "experiment=tiny/pythia_ck"]
 RIGHT = [
@@ -35,6 +35,22 @@ def test_the_lines_are_those_of_hydra(word):
 @pytest.mark.parametrize("word", RIGHT)
 def test_what_may_mean_something_is_left_to_hydra(word):
     check_spelling([word])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+model.a={kind: x}", "seed=1", "+model.a={kind: y}"], "model.a: added twice"),
+        (["model=[tiny_a,tiny_b,tiny_a]"], "model: a name twice, got 'tiny_a' in [tiny_a,tiny_b,tiny_a]"),
+        (["measure=[cka,cka]"], "measure: a name twice, got 'cka'"),
+    ],
+)
+def test_what_hydra_would_drop_is_refused(words, said):
+    assert line(check_once, words).startswith(said)
+
+
+def test_what_is_given_once_is_not_refused():
+    check_once(["model=[tiny_a,tiny_b],[tiny_a]", "seed=1", "seed=2", "+model.a={kind: x}", "+model.b={kind: x}"])
 
 
 @pytest.mark.parametrize("group", GROUPS)
