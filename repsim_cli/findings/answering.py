@@ -98,12 +98,19 @@ def say_closest(
 
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
+    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, None, 2])
+    'each layer of a is closest to the same layer of b (no value for y)'
     """
     shown, said = name_by_block([*rows, *columns])
     blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
     known = [i for i in blocks if closest[i] is not None]
     if not known:
         return f"{models[0]} and {models[1]}: no layers that can be compared"
+    if len(known) > 1 and all(rows[i] == columns[closest[i] or 0] for i in known):
+        lacking = [rows[i] for i in blocks if closest[i] is None]
+        named = ", ".join(lacking) if len(lacking) <= NAMED else f"{len(lacking)} layers"
+        without = f" (no value for {named})" if lacking else ""
+        return f"each layer of {models[0]} is closest to the same layer of {models[1]}{without}"
     count = min(NAMED, len(known))
     places = [known[round(i * (len(known) - 1) / max(count - 1, 1))] for i in range(count)]
     names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]

@@ -218,6 +218,12 @@ def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside
     assert overlaps(figure) == []
 
 
+def test_what_rounds_to_zero_has_no_sign():
+    values = np.array([[-0.001, 0.001], [-0.6, -0.006]])
+    _, axes = draw_heatmap(values, ["a", "b"], ["c", "d"], "", "", (-1.0, 1.0), "viridis", "{:.2f}")
+    assert [text.get_text() for text in axes.texts] == ["0.00", "0.00", "-0.60", "-0.01"]
+
+
 def test_strips_show_shares_above_the_columns():
     figure, axes = draw_heatmap(
         square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0.0, 1.0), "viridis", "{:.2f}"
