@@ -14,6 +14,7 @@ import numpy as np
 
 from repsim_cli.base.plain import escape
 from repsim_cli.cli.terminal import Bar, is_quiet, say_aside
+from repsim_cli.findings.answering import describe_range
 from repsim_cli.report.record import average_blocks
 from repsim_cli.runs import reader, so_far
 
@@ -90,8 +91,7 @@ def redraw_lines(new: str, below: list[str], now: list[str]) -> tuple[str, list[
 def describe_progress(given: so_far.LiveMap) -> str:
     """Says how far the map is, and its mean and range."""
     cells = given.values[np.isfinite(given.values)]
-    spread = f", mean {cells.mean():z.3f}, lowest {cells.min():z.3f}, highest {cells.max():z.3f}" if cells.size else ""
-    return escape(f"{given.measured.label}: {given.state}{spread}")
+    return escape(", ".join([f"{given.measured.label}: {given.state}", *(describe_range(cells) if cells.size else [])]))
 
 
 def draw_terminal_maps(maps: Sequence[so_far.LiveMap], size: os.terminal_size) -> list[str]:

@@ -13,6 +13,7 @@ from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
+from repsim_cli.findings.answering import describe_range
 from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
@@ -153,7 +154,8 @@ def spread(values: np.ndarray) -> str:
     if not known.size:
         return "no value"
     lacking = f"   {values.size - known.size:,} of {values.size:,} without a value" if known.size < values.size else ""
-    return f"mean {known.mean():z6.3f}   lowest {known.min():z6.3f}   highest {known.max():z6.3f}{lacking}"
+    parts = (part.partition(" ") for part in describe_range(known))
+    return "   ".join(f"{name} {value:>6}" for name, _, value in parts) + lacking
 
 
 def _split_by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:

@@ -203,6 +203,17 @@ def choose_number_format(values: Float[np.ndarray, "r c"], *apart: tuple[float, 
                 forms[0])  # fmt: skip
 
 
+def describe_range(values: Float[np.ndarray, " k"]) -> list[str]:
+    """Describes values by their mean, the lowest and the highest, with a decimal more than those of a map.
+
+    >>> describe_range(np.array([0.25, 0.5])), describe_range(np.array([0.0, 2e6]))
+    (['mean 0.375', 'lowest 0.250', 'highest 0.500'], ['mean 1,000,000', 'lowest 0', 'highest 2,000,000'])
+    """
+    digits = choose_number_format(values[None]).replace(".2f", ".3f")
+    parts = {"mean": values.mean(), "lowest": values.min(), "highest": values.max()}
+    return [f"{name} {value:{digits}}" for name, value in parts.items()]
+
+
 def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
     """Picks the closest pairs of layers and the furthest, the most extreme first; a layer of the first model once in
     each."""
