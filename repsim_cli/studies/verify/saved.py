@@ -23,7 +23,7 @@ from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.replay import Call, Points, Precisions, record_pass, record_points, sketch_left
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.tokens import describe_tokenizer, digest_tokenizer
+from repsim_cli.studies.verify.tokens import digest_tokenizer
 from repsim_cli.studies.verify.units import ModelUnit, split_into_units
 
 KEY, SCHEMA = "repsim_verify", 4
@@ -96,7 +96,7 @@ def save(
         "batches": about,
         "weights": {name: sketch_weights(x) for name, x in named.items() if x.is_floating_point()},
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
-        "tokenizer": {} if tokenizer is None else digest_tokenizer(describe_tokenizer(tokenizer)),
+        "tokenizer": {} if tokenizer is None else digest_tokenizer(tokenizer),
     }
     partial = file.with_name(f".{file.name}.partial")
     save_file({name: x.contiguous().clone() for name, x in tensors.items()}, partial, {KEY: json.dumps(facts)})

@@ -25,15 +25,19 @@ Parts = Mapping[str, Mapping[str, Any]]
 """Of a tokenizer: its tables by what their entries are, and its settings by their names."""
 
 
-def describe_tokenizer(tokenizer: Any) -> dict[str, dict[str, Any]]:
-    """Reads all of a tokenizer that decides ids, by part; of one that is slow or from a GGUF file the vocabulary alone,
-    since the others are written in another way there."""
+def write_tokenizer(tokenizer: Any) -> str | None:
+    """Writes a tokenizer as tokenizer.json has it; None for one that is slow, or from a GGUF file, where all but the
+    vocabulary is written in another way."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None or is_gguf(str(getattr(tokenizer, "name_or_path", ""))) else backend.to_str()
+
+
+def describe_tokenizer(tokenizer: Any, written: str | None) -> dict[str, dict[str, Any]]:
+    """Reads all of a tokenizer that decides ids, by part. written: as `write_tokenizer` gives it; None: the vocabulary
+    alone."""
     vocabulary = getattr(tokenizer, "get_vocab", dict)()
     made: dict[str, dict[str, Any]] = {VOCABULARY: dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or is_gguf(tokenizer.name_or_path):
-        return made
-    return made | _describe_document(json.loads(backend.to_str()))
+    return made if written is None else made | _describe_document(json.loads(written))
 
 
 def _describe_document(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -68,8 +72,9 @@ def _drop_without_effect(value: Any) -> Any:
     return [_drop_without_effect(each) for each in value] if isinstance(value, list) else value
 
 
-def digest_tokenizer(parts: Parts) -> dict[str, str]:
-    """A digest of each part, which a file holds in its place."""
+def digest_tokenizer(tokenizer: Any) -> dict[str, str]:
+    """A digest of each part of a tokenizer, which a file holds in its place."""
+    parts = describe_tokenizer(tokenizer, write_tokenizer(tokenizer))
     return {
         name: hashlib.sha256(json.dumps([*table] if name == MERGES else table, sort_keys=True).encode()).hexdigest()[
             :16
@@ -78,11 +83,10 @@ def digest_tokenizer(parts: Parts) -> dict[str, str]:
     }
 
 
-def name_different_tables(reference: Parts, candidate: Parts) -> list[str]:
-    """Says which entries of the tables that both have differ: how many, and the first few. Where one describes its
-    vocabulary alone, of that those entries that both have, since such files fill it up."""
+def name_different_tables(reference: Parts, candidate: Parts, *, alike: bool = True) -> list[str]:
+    """Says which entries of the tables that both have differ: how many, and the first few. alike: both come from one
+    kind of file; else entries count that both have, since some files fill the vocabulary up."""
     said = []
-    alike = reference.keys() == candidate.keys()
     for name in (name for name in reference if name and name in candidate):
         a, b = reference[name], candidate[name]
         if name == MERGES:  # one that is not there moves all behind it
@@ -154,10 +158,14 @@ def _say_token(ids: list[int], at: int, tokenizer: Any) -> str:
 
 def compare_tokenizers(reference: Any, candidate: Any, texts: Sequence[str]) -> tuple[Difference | None, list[str]]:
     """The difference of two tokenizers, and notes on what is not known. texts: on which ids are compared."""
-    parts = describe_tokenizer(reference), describe_tokenizer(candidate)
-    tables, words = name_different_tables(*parts), _count_words(texts)
-    a, b = (each.get("") for each in parts)
-    other = find_differing(reference, candidate, texts)
+    other, words = find_differing(reference, candidate, texts), _count_words(texts)
+    first, second = write_tokenizer(reference), write_tokenizer(candidate)
+    whole = first is not None and second is not None
+    a: Parts = {}
+    b: Parts = {}
+    if not whole or first != second:
+        a, b = (describe_tokenizer(x, y if whole else None) for x, y in ((reference, first), (candidate, second)))
+    tables = name_different_tables(a, b, alike=whole or first is second)
     if tables:
         about = f"the tokenizers differ: {'; '.join(tables)}"
         if other is None:
@@ -165,19 +173,17 @@ def compare_tokenizers(reference: Any, candidate: Any, texts: Sequence[str]) -> 
         return replace(other, about=f"{about}; {other.about.partition(': ')[2]}"), []
     if other is not None:
         return other, []
-    if a is None or b is None:
-        return None, [
-            f"of the tokenizers the vocabularies are compared alone; token ids equal on {words} words of the text"
-        ]
-    if a == b:
-        differ = name_different_files(reference, candidate)
-        return None, [
-            f"{SET_UP} in tokenizer.json ({', '.join(differ)}), which transformers does not follow"
-        ] if differ else []
+    if not whole:
+        said = f"of the tokenizers the vocabularies are compared alone; token ids equal on {words} words of the text"
+        return None, [said]
+    ours, theirs = a.get("", {}), b.get("", {})
+    if ours == theirs:
+        differ = ", ".join(name_different_files(reference, candidate))
+        return None, [f"{SET_UP} in tokenizer.json ({differ}), which transformers does not follow"] if differ else []
     tried = [f"a{chr(code)}b {chr(code)}" for code in CHARACTERS]
     if (other := find_differing(reference, candidate, tried)) is not None:
         return replace(other, inputs=()), []
-    differ = ", ".join(name for name in SETTINGS if a[name] != b[name])
+    differ = ", ".join(name for name in SETTINGS if ours[name] != theirs[name])
     return None, [f"{SET_UP} ({differ}); token ids equal on {words} words of the text and {len(tried):,} characters"]
 
 
@@ -188,7 +194,7 @@ def compare_with_digests(
     saved: Mapping[str, str], ids: Mapping[str, list[int]], candidate: Any
 ) -> tuple[Difference | None, list[str]]:
     """The difference of a tokenizer from one of which a file holds digests and the ids of some texts."""
-    own = digest_tokenizer(describe_tokenizer(candidate))
+    own = digest_tokenizer(candidate)
     other, equal = find_differing_ids(ids, candidate), f"token ids equal on {_count_words(ids)} words of the text"
     if other is not None:
         return other, []

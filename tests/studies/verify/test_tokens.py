@@ -14,9 +14,7 @@ from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.studies.verify.tokens import (
     compare_tokenizers,
-    describe_tokenizer,
     find_differing_ids,
-    name_different_tables,
 )
 
 TEXTS = ["Some words of a text, and some more of them."]
@@ -163,8 +161,8 @@ def test_a_tokenizer_that_says_only_its_vocabulary():
     other["a"], other["e"] = other["e"], other["a"]
     slow = Slow(tokenizer)
     slow.get_vocab = lambda: {**other, "<fill>": 5000}
-    (said,) = name_different_tables(describe_tokenizer(tokenizer), describe_tokenizer(slow))
-    assert said.startswith("2 of ")
+    said = compare_tokenizers(tokenizer, slow, TEXTS)[0].about
+    assert said.startswith("the tokenizers differ: 2 of 513 entries of the vocabulary differ (")
 
 
 def test_models_that_cannot_be_compared_beside_other_tokenizers(changed, tmp_path):
