@@ -24,34 +24,39 @@ BEHIND = {
     "router": "expert|router|top",
 }
 LONGEST = 40  # characters of a value
+TYPE = "model_type"
 
 
-def list_different_settings(reference: nn.Module, candidate: nn.Module, kind: str | None) -> list[str]:
-    """Says which settings differ, and how; first those that may be behind a fault of this kind. None for modules
-    without a config; of models of two types those that both have."""
-    configs = [getattr(model, "config", None) for model in (reference, candidate)]
-    if not all(hasattr(config, "to_dict") for config in configs):
-        return []
-    a, b = (dict(_flatten_settings(config.to_dict())) for config in configs)  # type: ignore[union-attr]
-    one_type = a.get("model_type") == b.get("model_type")
-    keys = [key for key in {**a, **b} if one_type or (key in a and key in b)]
+def read_settings(model: nn.Module) -> dict[str, str]:
+    """Reads the settings of a model's config that its passes depend on; none of a module without a config."""
+    config = getattr(model, "config", None)
+    return dict(_flatten_settings(config.to_dict())) if hasattr(config, "to_dict") else {}  # type: ignore[union-attr]
+
+
+def list_different_settings(
+    reference: Mapping[str, str], candidate: Mapping[str, str], kind: str | None = None
+) -> list[str]:
+    """Says which settings differ, and how; first those that may be behind a fault of this kind. None where one side has
+    none; of models of two types those that both have."""
+    alike = reference.get(TYPE) == candidate.get(TYPE)
+    keys = {**reference, **candidate} if alike else [key for key in reference if key in candidate]
     said = BEHIND.get(kind or "", "$^")
-    differ = sorted((key for key in keys if a.get(key) != b.get(key)), key=lambda key: not re.search(said, key))
+    differ = [key for key in keys if reference.get(key) != candidate.get(key)] if reference and candidate else []
     return [
-        f"{key} is {_say_value(a.get(key))} in the reference and {_say_value(b.get(key))} in the candidate"
-        for key in differ
+        f"{key} is {_shorten(reference.get(key, 'not there'))} in the reference and "
+        f"{_shorten(candidate.get(key, 'not there'))} in the candidate"
+        for key in sorted(differ, key=lambda key: not re.search(said, key))
     ]
 
 
-def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for key, value in settings.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping):
             yield from _flatten_settings(value, f"{name}.")
         elif not IDLE.search(name):
-            yield name, value
+            yield name, repr(value)
 
 
-def _say_value(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
+def _shorten(value: str) -> str:
+    return value if len(value) <= LONGEST else f"{value[:LONGEST]}..."

@@ -19,6 +19,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refuse
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
+from repsim_cli.studies.verify.configs import read_settings
 from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.replay import Call, Points, Precisions, record_pass, record_points, sketch_left
@@ -38,6 +39,7 @@ FACTS = {  # what the file says of itself
     "weights": {str: [float]},
     "ids": {str: [int]},
     "tokenizer": {str: str},
+    "settings": {str: str},
 }
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in precision.UNIT}
 
@@ -97,6 +99,7 @@ def save(
         "weights": {name: sketch_weights(x) for name, x in named.items() if x.is_floating_point()},
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
         "tokenizer": {} if tokenizer is None else digest_tokenizer(tokenizer),
+        "settings": read_settings(model),
     }
     partial = file.with_name(f".{file.name}.partial")
     save_file({name: x.contiguous().clone() for name, x in tensors.items()}, partial, {KEY: json.dumps(facts)})
@@ -106,7 +109,8 @@ def save(
 @dataclass(frozen=True)
 class Saved:
     """A reference from a file. batches: its inputs; calls: what its parts took and gave on each, by their keys. ids,
-    tokenizer: of some texts, and digests of what decides ids; empty where it has no tokenizer."""
+    tokenizer: of some texts, and digests of what decides ids; empty where it has no tokenizer. settings: of its
+    config."""
 
     label: str
     dtype: torch.dtype
@@ -116,6 +120,7 @@ class Saved:
     sketches: dict[str, list[float]]
     ids: dict[str, list[int]]
     tokenizer: dict[str, str]
+    settings: dict[str, str]
 
     @property
     def sketched(self) -> list[str]:
@@ -199,6 +204,5 @@ def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
     if not batches or any(len(sums) != 3 for sums in facts["weights"].values()):
         raise ValueError("no inputs, or weights without their three sums")
     dtype = DTYPES[facts["dtype"]]
-    return Saved(
-        facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"], facts["tokenizer"]
-    )
+    said = (facts[name] for name in ("weights", "ids", "tokenizer", "settings"))
+    return Saved(facts["label"], dtype, facts["blocks"], batches, calls, *said)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from repsim_cli.models import precision
 from repsim_cli.models.parts import Kept, is_inside
+from repsim_cli.studies.verify.configs import read_settings
 from repsim_cli.studies.verify.units import ModelUnit, find_unit_key, split_into_units
 from repsim_cli.studies.verify.weights import name_weights, round_some_weights
 
@@ -35,6 +36,10 @@ class InMemory:
     def weights(self) -> Mapping[str, Tensor]:
         """The weights of the whole model, by the names that `name_weights` gives."""
         return name_weights(self.model)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return read_settings(self.model)
 
     def backbone(self) -> "InMemory":
         """The model without its head."""

@@ -156,9 +156,9 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
         effect=_measure_output_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
         quantised="" if fit is None else fit.about(_count_linear_maps(units)),
-        config=[]
-        if from_file
-        else list_different_settings(reference.model, candidate.model, differences[0].kind if differences else None),
+        config=list_different_settings(
+            reference.settings, candidate.settings, differences[0].kind if differences else None
+        ),
         before=say_what_is_before(differences, every, order, fit),
         settings={
             "by_block": [

@@ -16,7 +16,7 @@ from repsim_cli.api.verify import save_reference
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.runs import reader
-from repsim_cli.studies.verify.configs import list_different_settings
+from repsim_cli.studies.verify.configs import list_different_settings, read_settings
 
 
 @pytest.fixture
@@ -322,6 +322,8 @@ def test_settings_that_differ_are_named(repsim, tmp_path):
     lines = answer.lines()
     assert lines[2] == f"  config  {'; '.join(answer.config)}"
     assert repsim_cli.verify("tiny_a", "tiny_a").config == []
+    file = save_reference("tiny_a", tmp_path / "reference.safetensors", ["Some words of a text."])
+    assert repsim_cli.verify(file, str(folder)).config == answer.config
 
 
 def test_settings_of_rotary_angles_are_named(repsim, tmp_path):
@@ -344,7 +346,7 @@ def test_settings_of_two_types_are_those_that_both_have():
     b = AutoConfig.for_model("mistral", rms_norm_eps=1e-5, sliding_window=7)
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     first.config, second.config = a, b
-    said = list_different_settings(first, second, "epsilon")
+    said = list_different_settings(read_settings(first), read_settings(second), "epsilon")
     assert said[0] == "rms_norm_eps is 0.001 in the reference and 1e-05 in the candidate"
     assert not any(each.startswith("sliding_window") for each in said)
-    assert list_different_settings(first, nn.Linear(1, 1), None) == []
+    assert list_different_settings(read_settings(first), read_settings(nn.Linear(1, 1))) == []
