@@ -32,7 +32,10 @@ REASONS = {
 }
 SHIFT = "set significance.order=shifts, or give a column that they share as significance.clusters"
 CLUSTER = "give a column that those of a block share as significance.clusters"
-TELL = "give the documents that they are of (`documents` in a file of stored rows, and significance.clusters=document)"
+TELL = (
+    "give the documents that they are of: `documents` in a file of stored rows and significance.clusters=document, or "
+    "a column of the texts as significance.clusters"
+)
 TOO_ALIKE = "{} that follow each other are too alike for shifts of so few; give more"
 UNPAIRED = (
     "no pairing of the rows that was drawn changes a value, so that random ones are no null; of a measure of another "
