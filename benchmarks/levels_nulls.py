@@ -252,6 +252,13 @@ UNITS = {
 ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
 
 
+SAID = [
+    *((name, *shape) for name in NAMES for shape in ((4, 15, 20), (10, 40, 10))),
+    *((name, 12, 200, 1) for name in ("cka_unbiased", "procrustes")),
+    ("procrustes", 1, 200, 1),
+]
+
+
 def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
     """Says whether the answer fails to say that two unrelated models have nothing in common."""
     documents = np.repeat(np.arange(count), size)
@@ -296,8 +303,7 @@ PROMISES: list[Promise] = [
             SENTENCE, f"unrelated models, {layers} layers each, {count} documents of {size} rows; {name}", "level",
             0.05, 100, partial(says_more, layers, count, size, name),
         )
-        for name in NAMES
-        for layers, count, size in ((4, 15, 20), (10, 40, 10))
+        for name, layers, count, size in SAID
     ),
     *(
         Promise(APART, f"unrelated models, {setting}; cka_unbiased", "value", 0.0, 200, partial(over_pairs, lengths))
