@@ -21,7 +21,7 @@ Read = Callable[[str], np.ndarray]  # gives the array of a path
 
 class Sides(NamedTuple):
     """The cells of two models under a measure, those of the first in rows. values: NaN where a cell has none. chance:
-    the mean of random pairings, None where it is not known. se: standard errors, None where they are not known."""
+    the mean of random pairings; p: family-wise, of a test; se: standard errors; None where they are not known."""
 
     first: str
     second: str
@@ -71,14 +71,13 @@ def find_both_directions(measured: Measured, read: Read, first: str, second: str
 
 
 def _read_both_directions(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
-    values = read(matrix.values)
-    chance = read(matrix.details[CHANCE]) if CHANCE in matrix.details else None
-    se = None if matrix.se is None else read(matrix.se)
-    rows, columns, larger = matrix.rows, matrix.columns, measured.larger_is_closer
-    yield Sides(rows.model, columns.model, rows.layers, columns.layers, values, chance, larger, se)
+    paths = {"chance": matrix.details.get(CHANCE), "p": matrix.p_family, "se": matrix.se}
+    beside = {what: None if path is None else read(path) for what, path in paths.items()}
+    values, rows, columns, larger = read(matrix.values), matrix.rows, matrix.columns, measured.larger_is_closer
+    yield Sides(rows.model, columns.model, rows.layers, columns.layers, values, larger=larger, **beside)
     if measured.card["symmetric"]:
-        turned = [None if cells is None else cells.T for cells in (chance, se)]
-        yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, turned[0], larger, turned[1])
+        turned = {what: None if cells is None else cells.T for what, cells in beside.items()}
+        yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, larger=larger, **turned)
 
 
 def find_closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int | None]:

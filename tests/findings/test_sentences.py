@@ -12,21 +12,22 @@ CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "labe
 NAN = np.nan
 
 
-def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002):
-    """The sentences on models a and b of these maps, each of another measure."""
+def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, beside=None, null=None):
+    """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name."""
     arrays, measures = {}, []
     for number, values in enumerate(map(np.array, maps)):
         arrays |= {f"{number}": values.astype(float), f"chance{number}": np.full(values.shape, chance)}
         rows, others = names[: len(values)], (columns or names)[: values.shape[1]]
         matrix = Matrix(
             rows=Side(model="a", layers=list(rows)), columns=Side(model="b", layers=list(others)),
-            values=f"{number}", details={CHANCE: f"chance{number}"},
+            values=f"{number}", details={CHANCE: f"chance{number}"}, **{what: what for what in beside or {}},
         )  # fmt: skip
+        arrays |= {what: np.full(values.shape, cell) for what, cell in (beside or {}).items()}
         card = CARD | {"larger_is_closer": larger, "label": f"L{number or ''}"}
         measures.append(
             Measured(
                 name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=[matrix],
-                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8},
+                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8}, null=null,
             )
         )  # fmt: skip
     return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"))
@@ -142,3 +143,15 @@ def test_chance_reaches_as_far_as_its_spread_says(larger, said):
 @pytest.mark.parametrize("p", [0.2, 0.002, 2e-6])
 def test_the_quantile_is_that_of_student(freedom, p):
     assert find_t_quantile(p, freedom) == pytest.approx(scipy.stats.t.isf(p, freedom), rel=1e-8)
+
+
+@pytest.mark.parametrize("larger", [True, False])
+def test_a_test_decides_where_there_is_one_that_holds(larger):
+    null = {"alpha": 0.05}
+    for p, nothing in ((0.2, True), (0.01, False)):
+        beside = {"p_family": p, "se": 0.5}
+        told = say([[0.5]], larger=larger, beside=beside, null=null)[0]
+        assert (NOTHING in told) == nothing
+        untold = say([[0.5]], larger=True, beside=beside, null=null | {"not_valid": ["rows are alike"]})[0]
+        assert NOTHING not in untold
+    assert NOTHING not in say([[0.5]], beside={"se": 0.5}, null=null)[0]
