@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli.api.entries import compose_configuration, is_transformers, label_entries, make_model_entry
+from repsim_cli.api.entries import MEASURES, compose_configuration, is_transformers, label_entries, make_model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
@@ -30,7 +30,6 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.results import Progress, quiet
 
 ROWS = ("auto", "tokens", "words", "pooled")
-MEASURES = ("cka_unbiased", "mutual_knn")
 
 
 def compare(  # noqa: PLR0913 - the public interface
@@ -106,7 +105,7 @@ def compare(  # noqa: PLR0913 - the public interface
             _check_batches(entries, kept, data)
             data = None
         config = compose_configuration(
-            entries, data, measures, rows, significance, settings, layers, device, batch_size, seed
+            entries, data, measures, rows, significance, settings, () if kept else layers, device, batch_size, seed
         )
         if kept and maps == "positions" and config["significance"]["clusters"] == "row":
             raise BadInput(

@@ -25,8 +25,18 @@ from repsim_cli.config.presets import FILES, find_conf_folder, find_model_entry,
 from repsim_cli.config.words import convert_to_overrides, set_key
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
+from repsim_cli.data.text import SUFFIXES as TEXTS
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
+
+MEASURES = ("cka_unbiased", "mutual_knn")  # the default
+TABULAR = (".csv", ".tsv")
+# what turns texts into rows
+READ_FROM_TEXT = [
+    *("hook_points", "layers", "unit", "piece", "padding", "length", "long", "sequences", "pool", "separator"),
+    *("skip_tokens", "keep_texts"),
+]
+OF_RUNNING = re.compile(rf"data(\..*)?|extract(\.({'|'.join(READ_FROM_TEXT)}))?")
 
 
 def label_entries(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
@@ -130,8 +140,7 @@ def make_data_entry(given: Any) -> dict[str, Any]:
             return read_shipped(file)
         place = expand_path(name)
         if place.exists():
-            tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
-            return {"kind": "table" if tabular else "local_text", "path": name}
+            return _make_file_entry(name, place)
         if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not place.suffix:
             return {"kind": "table", "path": name}
         names = [each.stem for each in (find_conf_folder() / "data").glob("*.yaml")]
@@ -152,6 +161,14 @@ def make_data_entry(given: Any) -> dict[str, Any]:
     return texts_in_memory.hold(key, held)
 
 
+def _make_file_entry(name: str, place: Path) -> dict[str, str]:
+    """The entry for a file or folder. Raises BadInput for a file of another kind."""
+    if place.is_file() and not name.endswith(known := (*TEXTS, *TABULAR)):
+        raise BadInput(f"data: unknown kind of file, got '{name}'; use {', '.join(known)}")
+    tabular = place.is_dir() or place.suffix in TABULAR
+    return {"kind": "table" if tabular else "local_text", "path": name}
+
+
 def compose_configuration(  # noqa: PLR0913 - the public interface
     models: dict[str, Any],
     data: Any,
@@ -166,9 +183,24 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
 ) -> Any:
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
     by_key = settings.items() if isinstance(settings, Mapping) else ()
+    given = dict(settings) if isinstance(settings, Mapping) else _read_given(settings)
     words = [word for key, value in by_key for word in set_key(key, value)]
     words = words or [part for word in settings for part in convert_to_overrides(word)]
     keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
+    _check_given_once(
+        given,
+        {
+            "data": (data, None, ["data", "data.path", *_list_data_keys(data)]),
+            "measures": ([*measures], [*MEASURES], ["measure"]),
+            "rows": (rows, "auto", ["extract"]),
+            "significance": (significance, "none", ["significance", "significance.method"]),
+            "layers": ([*layers], [], ["extract.hook_points"]),
+            "device": (device, "cpu", ["hardware.device"]),
+            "batch_size": (batch_size, 8, ["hardware.batch_size"]),
+            "seed": (seed, 0, ["seed"]),
+        },
+    )
+    _check_names_once(measures=measures, layers=layers)
     with use_known("cache" not in keys):
         bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
@@ -181,9 +213,7 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
             raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
     extract: dict[str, Any] = {}
     if len(stored) == len(bound):
-        for key, value, none in (("data", data, None), ("rows", rows, "auto")):
-            if value != none:
-                raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with rows that are given; drop it")
+        _check_stored(given, data, rows, layers)
         extract = {"estimate": "full", "rows": min(model.rows for model in bound.values())}
         extract["at_most"] = [] if "extract.rows" in keys else ["rows"]  # ids may be in one file alone
     elif layers:
@@ -205,6 +235,46 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     if text := find_interpolation([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
     return drop_hydra_keys(*compose(words, store_primary_config(config, words, presets)))
+
+
+def _check_names_once(**lists: Sequence[str]) -> None:
+    for key, names in lists.items():
+        if len({*names}) < len(names):
+            raise BadInput(f"{key}: not distinct, got {', '.join(names)}; name each once")
+
+
+def _check_stored(given: Mapping[str, Any], data: Any, rows: str, layers: Sequence[str]) -> None:
+    """Raises BadInput for what only models that run take, where all rows are stored."""
+    asked = {"data": data, "rows": None if rows == "auto" else rows, "layers": ",".join(layers) or None}
+    for key, value in (asked | {key: value for key, value in given.items() if OF_RUNNING.fullmatch(key)}).items():
+        if value is not None:
+            raise BadInput(
+                f"{key}: of models that run, got {str(value)!r:.60} with stored rows, which take none; drop it"
+            )
+
+
+def _list_data_keys(data: Any) -> list[str]:
+    return [f"data.{key}" for key in data] if isinstance(data, Mapping) else []
+
+
+def _read_given(words: Sequence[str]) -> dict[str, str]:
+    """Reads the values of words KEY=VALUE. Raises BadInput where a key is given twice."""
+    given: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.lstrip("+~").partition("=")
+        if key in given:
+            raise BadInput(f"{key}: given twice, got {given[key]} and {value}; give it once")
+        given[key] = value
+    return given
+
+
+def _check_given_once(given: Mapping[str, Any], asked: Mapping[str, tuple[Any, Any, Sequence[str]]]) -> None:
+    """Raises BadInput where a setting says what an argument says too. asked: by argument, its value, its default and
+    the keys of its settings."""
+    for name, (value, default, keys) in asked.items():
+        other = next((key for key in keys if key in given), None)
+        if other is not None and value != default:
+            raise BadInput(f"{name}: given twice, got {str(value)!r:.60} and {other}={given[other]}; give one of them")
 
 
 def _choose_extract_preset(bound: Mapping[str, Any], rows: str) -> str:

@@ -33,8 +33,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from datetime import datetime
 
-    from repsim_cli.api.compare import MEASURES
-    from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
+    from repsim_cli.api.entries import MEASURES, compose_configuration, label_entries, make_model_entry
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:

@@ -23,6 +23,7 @@ from repsim_cli.config.presets import TABLES, describe_group, find_conf_folder, 
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
 SUGGESTED = 3
+ALIKE = 0.8  # of a name and a suggestion, from 0 to 1: 'none' is not what 'nope' meant
 WIDTH = 100
 
 
@@ -105,7 +106,7 @@ def _explain_unknown(name: str, topics: Sequence[Topic]) -> BadInput:
     whole = [topic for topic in topics if topic.path not in SETTINGS or topic.path == topic.name]
     dotted = [f"{topic.name}.{key}" for topic in whole for key in topic.settings]
     near = [path for path in dotted if path.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(name, [*names, *dotted], n=SUGGESTED)
+    near = near or difflib.get_close_matches(name, [*names, *dotted], n=SUGGESTED, cutoff=ALIKE)
     quoted = " or ".join(f"'{path}'" for path in near[:SUGGESTED])
     hint = f"did you mean {quoted}?" if near else "see repsim list"
     return BadInput(f"NAME: unknown name, got '{name}'; {hint}")

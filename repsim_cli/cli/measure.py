@@ -24,6 +24,8 @@ def measure_command(parsed: argparse.Namespace) -> int:
     bound = None if parsed.name == ALL else bind_measure(parsed.name, settings)
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
+    if labels is not None and bound is not None and not bound.card.labelled:
+        raise BadInput(f"--labels: {bound.name} reads no labels, got {parsed.labels}; drop it")
     if bound is None:
         return _measure_all(parsed, x, y, labels)
     record = _apply(bound, x, y, labels)

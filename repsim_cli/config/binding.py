@@ -10,17 +10,24 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.files import explain
 from repsim_cli.base.planning import note_under
+from repsim_cli.base.ranges import say_range
 from repsim_cli.base.registry import Registry, RegistryEntry, did_you_mean
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
 # in the places of pydantic's errors, of a value that may be of several kinds
 KINDS = ("constrained-", "literal[", "list[", "dict[")
+# pydantic's errors about a value that may be one of several kinds of numbers, of which each asks for its own part
+OF_NUMBERS = [
+    *("int_type", "int_from_float", "float_type"),
+    *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
+]
 Fields = dict[str, Any]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -53,7 +60,7 @@ def validate_values(schema: type[BaseModel], given: Fields) -> Any:
         raise BadConfig([*_explain(error, schema.model_fields)]) from None
 
 
-def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
+def _explain(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     """Writes pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
     for _, of_one in groupby(error.errors(include_url=False), key=_place):
         problem, *others = of_one  # of a value of several kinds, what each asks for
@@ -67,6 +74,8 @@ def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
             yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
         elif kind == "missing":
             yield f"{path}: missing; set it"
+        elif others and path in fields and all(each["type"] in OF_NUMBERS for each in (problem, *others)):
+            yield f"{path}: wrong value, got {got}; give {say_range(fields[path].annotation)}"
         else:
             asked = [x["msg"].removeprefix("Input should be ").removeprefix("a valid ") for x in (problem, *others)]
             yield f"{path}: wrong value, got {got}; give {', or '.join(asked)}"

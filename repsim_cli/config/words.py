@@ -225,7 +225,7 @@ def say_hydra_error(error: Exception, overrides: list[str]) -> str:
     if merged:
         return f"{merged[1]}: wrong kind of value, got '{_find_given(merged[1], overrides)}'; see repsim run --cfg job"
     number = next(filter(None, map(NUMBER.fullmatch, overrides)), None)
-    if "group override must be a string or a list" in text and number:
+    if number and any(part in text for part in ("group override must be a string or a list", "is not iterable")):
         return _say_not_a_name(number[1], overrides)
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
@@ -248,7 +248,7 @@ def _say_not_a_name(group: str, overrides: Sequence[str]) -> str:
     return f"{group}: a group is selected by name, got '{got}'; write {group}=NAME, or +{group}.KEY=VALUE"
 
 
-NUMBER = re.compile(rf"\+{{0,2}}({'|'.join(GROUPS)})=([-+.\d].*|true|false|-?inf|nan)", re.IGNORECASE)
+NUMBER = re.compile(rf"\+{{0,2}}({'|'.join(GROUPS)})=\[?([-+.\d].*|true|false|-?inf|nan)", re.IGNORECASE)
 ADDED = re.compile(rf"\+{{1,2}}({'|'.join(GROUPS)})=(?!\{{)(.*)")
 LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={]+)=(\{.*)", re.DOTALL)
 

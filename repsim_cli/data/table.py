@@ -105,18 +105,23 @@ def _make_row_examples(rows: Iterator[Row], columns: dict[str, Column]) -> Itera
             yield Example(texts, given.get("label", given.get("group")), group=given.get("group"), id=given.get("id"))
 
 
+def _name_key(key: str) -> str:
+    """Names the setting of a column, and the flag where a command has one."""
+    return "data.text (--column)" if key == "text" else f"data.{key}"
+
+
 def _read_column_text(row: Row, key: str, column: Column) -> str:
     """The text in a column. Raises BadInput where there is no such column, or no text in it."""
     assert row.fields is not None
     if column not in row.fields:
         known = [name for name in row.fields if isinstance(name, str)] or list(row.fields)
         raise BadInput(
-            f"{row.where}: no column '{column}', got {', '.join(map(repr, known)):.160}; set data.{key} to a name, or "
-            "to a number from 0 where the file has no header"
+            f"{row.where}: no column '{column}', got {', '.join(map(repr, known)):.160}; set {_name_key(key)} to a "
+            "name, or to a number from 0 where the file has no header"
         )
     value = decode_cell(row.fields[column], row.where, column)
     if isinstance(value, dict | list):
-        raise BadInput(f"{row.where}: column '{column}' is not text, got {value!r:.60}; set data.{key}")
+        raise BadInput(f"{row.where}: column '{column}' is not text, got {value!r:.60}; set {_name_key(key)}")
     return "" if value is None else str(value).strip() if key not in ("text", "second") else str(value)
 
 

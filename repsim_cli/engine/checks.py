@@ -62,7 +62,8 @@ def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, 
     key = "rows" if extract.estimate == "full" else "batch_rows"
     rows = sys.maxsize if extract.estimate in STREAMED else getattr(extract, key)
     if rows < bound.rows_needed:
-        raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it")
+        advice = "raise it, or give more data" if key == "rows" else "raise it"
+        raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; {advice}")
     check_widths(bound, layers, rows)
     if bound.card.labelled and not labelled:
         raise BadInput(f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli")
@@ -124,8 +125,8 @@ def check_documents(significance: Significance, models: Mapping[str, AnySource])
     """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
     if needs_clusters(significance) and significance.clusters == "document" and not are_documents_known(models):
         raise BadInput(
-            f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
-            "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
+            f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each "
+            "other; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
             "or declare the rows independent with significance.clusters=row"
         )
 

@@ -27,7 +27,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.engine.study import OfRows
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import AnySource, PrecomputedIds, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
 
 
@@ -189,7 +189,7 @@ def make_extraction(
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     check_modality(live, data)
     readings = read(models, extract)
-    check_stored_rows(readings)
+    check_stored_rows([r for r in readings if not isinstance(r.source, PrecomputedIds | PrecomputedWords)])
     return Extraction(
         models=dict(models),
         readings=readings,

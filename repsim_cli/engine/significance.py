@@ -48,8 +48,9 @@ def check_measure(settings: Significance, measure: Measure) -> None:
     """Raises BadInput where the settings do not suit the measure."""
     if settings.method == "closed_form" and not isinstance(measure, InnerProduct):
         raise BadInput(
-            f"significance.method: {measure.name} has no closed form, got closed_form; use "
-            "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa]"
+            f"significance.method: {measure.name} has no closed form; use "
+            "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa] "
+            "(repsim compare: --measure cka_unbiased,rsa)"
         )
     if settings.method == "permutation" and not measure.card.paired:
         raise BadInput(
@@ -58,8 +59,9 @@ def check_measure(settings: Significance, measure: Measure) -> None:
         )
     if settings.jackknife and not is_cosine(measure):
         raise BadInput(
-            f"significance.jackknife: {measure.name} is not a normalised inner product, got jackknife; leave it "
-            "out, or use per_batch, which has standard errors for every measure"
+            f"significance.jackknife: {measure.name} is not a normalised inner product; use measures that are, e.g. "
+            "measure=[cka_unbiased] (repsim compare: --measure cka_unbiased), or extract.estimate=per_batch, which "
+            "has standard errors for every measure"
         )
 
 
@@ -91,11 +93,17 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
             "significance=none, or extract.estimate=full"
         )
     if settings.method != "none" and estimate == "ratio_of_sums":
-        raise BadInput("significance.method: sums over batches have no null, got ratio_of_sums; use per_batch or full")
+        raise BadInput(
+            "significance.method: sums over batches have no null, got ratio_of_sums; use "
+            "extract.estimate=per_batch or full"
+        )
     if settings.jackknife and estimate != "full":
         raise BadInput(f"significance.jackknife: it needs a single sample, got {estimate}; use extract.estimate=full")
     if settings.bands and estimate == "full":
-        raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
+        raise BadInput(
+            "significance.bands: they need several batches, got full; use extract.estimate=per_batch, or "
+            "significance.jackknife=true"
+        )
 
 
 def make_statistics_observer(

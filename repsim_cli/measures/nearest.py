@@ -269,7 +269,7 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
     if tied > _MANY_TIES * n:
         warnings.warn(
             f"{tied} of {n} rows have several equally near rows for the last of {k} places, which go by index, the "
-            "same in every layer; leave out layers that see no context (embed)",
+            "same in every layer; leave out layers that see no context (embed), and rows that occur twice",
             MeasureWarning,
             stacklevel=3,
         )

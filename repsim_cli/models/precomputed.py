@@ -112,9 +112,9 @@ def _count_paired_rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
             what = "ids" if name in IDS else "documents"
             raise BadInput(f"{what}: '{name}' must be text or whole numbers, got {kind} {shape}; write it as such")
         if len(shape) != 2 or 0 in shape or kind not in FLOATS:
+            others = ", or name the others in `layers`" if len(shapes) > 1 else ""
             raise BadInput(
-                f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form, or name "
-                "the others in `layers`"
+                f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form{others}"
             )
     if not names:
         raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")

@@ -41,7 +41,7 @@ def list_undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, An
 
 
 def _warn_left_out(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # there is no run yet, or it was just removed
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # no run yet, or it was just removed
         log.warning("%s; its runs are left out", explain(error))
 
 

@@ -91,7 +91,25 @@ def test_a_comparison_ends_with_its_page(repsim, newest):
         ),
         (
             ["tiny_a", "tiny_b", "--data", "TABLE"],
-            "data: .*a.csv, line 2: no column 'text', got 'review', 'stars'; set data",
+            r"data: .*a.csv, line 2: no column 'text', got 'review', 'stars'; set data.text \(--column\)",
+        ),
+        (["tiny_a", "tiny_b", "--data", __file__], "data: unknown kind of file, got '.*'; use .txt, .*, .csv, .tsv"),
+        (["tiny_a", "tiny_b", "--measure", "cka,cka"], "measures: not distinct, got cka, cka; name each once"),
+        (
+            ["tiny_a", "tiny_b", "--significance", "permutation", "--set", "significance=none"],
+            "significance: given twice, got 'permutation' and significance=none; give one of them",
+        ),
+        (
+            ["tiny_a", "tiny_b", "--rows", "words", "--set", "extract=tokens"],
+            "rows: given twice, got 'words' and extract",
+        ),
+        (
+            ["tiny_a", "tiny_b", "--measure", "cka", "--set", "measure=[rsa]"],
+            "measures: given twice, got .*cka.* and me",
+        ),
+        (
+            ["tiny_a", "tiny_b", "--budget", "--set", "significance.budget=false"],
+            "budget: given twice, got false and t",
         ),
         (
             ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],

@@ -546,6 +546,7 @@ BAD = [
     (["hardware=gpu"], "hardware: no such name, got 'gpu'; "),
     (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
+    (["model=[3]"], "model: a group is selected by name, got 'model=[3]'; write model=NAME"),
     (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
     (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, shuffle_words, split"),
     (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
@@ -670,7 +671,16 @@ def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder,
         (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
         (
             ["measure", "mutual_knn", "x.npy", "x.npy", "k=a"],
-            "mutual_knn.k: wrong value, got 'a'; give integer, or number",
+            "mutual_knn.k: wrong value, got 'a'; give a whole number from 1, or a number above 0 below 1\n",
+        ),
+        (
+            ["measure", "mutual_knn", "x.npy", "x.npy", "k=0"],
+            "got 0; give a whole number from 1, or a number above 0 b",
+        ),
+        (["measure", "mutual_knn", "x.npy", "x.npy", "k=2.5"], "got 2.5; give a whole number from 1, or a number abo"),
+        (
+            ["measure", "cka", "x.npy", "x.npy", "--labels", "x.npy"],
+            "--labels: cka reads no labels, got x.npy; drop it",
         ),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),
         (["measure", "cka", "x.npy", "none.npy"], "none.npy: no such file; check the path"),
@@ -704,6 +714,8 @@ def test_an_output_folder_that_cannot_be_written(repsim, tmp_path, monkeypatch, 
     reason = "Not a directory" if place.startswith("/dev") else "File exists"
     assert f"cannot be used, got '{reason}'; set REPSIM_OUTPUTS to a folder that can be written" in err
     assert len(err.strip().splitlines()) == 1
+    code, out, err = repsim("compare", "tiny_a", "tiny_b", "--quiet")
+    assert (code, out, err.count("\n"), reason in err) == (2, "", 1, True)
 
 
 def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):

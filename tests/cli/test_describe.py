@@ -158,6 +158,7 @@ def test_all_meanings_of_a_name_are_shown(repsim):
     ("name", "message"),
     [
         ("cka_unbaised", "NAME: unknown name, got 'cka_unbaised'; did you mean 'cka_unbiased'"),
+        ("nope", "NAME: unknown name, got 'nope'; see repsim list"),
         ("batch_rows", "NAME: unknown name, got 'batch_rows'; did you mean 'extract.batch_rows'?"),
         ("qqqqq", "NAME: unknown name, got 'qqqqq'; see repsim list"),
         ("extract.unti", "extract: no such setting, got 'unti'; did you mean 'unit'?"),

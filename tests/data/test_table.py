@@ -156,8 +156,8 @@ def test_what_is_left_out_is_counted(tmp_path, gpt_tokenizer):
 @pytest.mark.parametrize(
     ("name", "content", "settings", "message"),
     [
-        ("a.csv", "text,label\na,b\n", {"text": "txt"}, "a.csv, line 2: no column 'txt', got 'text', 'label'; set data.text to a name, or to a number from 0"),
-        ("a.csv", "a,b\n", {"text": 2}, "a.csv, line 1: no column '2', got 0, 1; set data.text to a name"),
+        ("a.csv", "text,label\na,b\n", {"text": "txt"}, "a.csv, line 2: no column 'txt', got 'text', 'label'; set data.text .--column. to a name, or to a number from 0"),
+        ("a.csv", "a,b\n", {"text": 2}, "a.csv, line 1: no column '2', got 0, 1; set data.text .--column. to a name"),
         ("a.csv", "", {}, "a.csv: it has no examples; give another file or split"),
         ("a.csv", "text\n\n", {}, "a.csv: it has no examples; give another file or split"),
         ("a.csv", 'text,label\n"a,b\nc,d\ne\n', {"label": "label"}, "a.csv, line 4: not a line of a table, got 'unexpected end of data'; close its quotes"),

@@ -102,7 +102,7 @@ def test_ties_are_warned_of():
     xs = [torch.ones(40, 3) * (torch.arange(40) % 2)[:, None], torch.randn(40, 3)]
     assert sampled(xs, 20, names=["mutual_knn"])["mutual_knn"].notices == [
         "a: 20 of 20 rows have several equally near rows for the last of 10 places, which go by index, the same in "
-        "every layer; leave out layers that see no context (embed)"
+        "every layer; leave out layers that see no context (embed), and rows that occur twice"
     ]
 
 

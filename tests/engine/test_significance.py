@@ -345,7 +345,7 @@ def test_errors_of_a_ratio_of_sums():
         ),
         (
             ["significance=permutation", "measure=[cka]", "extract.estimate=ratio_of_sums"],
-            "sums over batches have no null, got ratio_of_sums; use per_batch or full",
+            "sums over batches have no null, got ratio_of_sums; use extract.estimate=per_batch or full",
         ),
         (
             ["significance.jackknife=true", "measure=[cka]"],
@@ -359,7 +359,7 @@ def test_errors_of_a_ratio_of_sums():
         (["measure=[tolerance_difference]"], "tolerance_difference needs a label per row, got data without labels"),
         (
             ["significance.bands=true", "extract.estimate=full"],
-            "significance.bands: they need several batches, got full",
+            "significance.bands: they need several batches, got full; use extract.estimate=per_batch, or significance.jack",
         ),
         (["significance.permutations=5"], "significance.permutations: wrong value, got 5"),
         (

@@ -92,7 +92,7 @@ def test_documents_follow_the_ids(tmp_path):
 )
 def test_rows_of_unknown_dependence_are_not_tested(tested, settings):
     given = {"measures": ["cka"], "significance": tested}
-    with pytest.raises(BadInput, match=r"nothing says which rows of 'a' depend on each other, got document; give the"):
+    with pytest.raises(BadInput, match=r"nothing says which rows of 'a' depend on each other; give the document"):
         repsim_cli.compare({"a": X, "b": Y}, settings=settings, **given)
     assert repsim_cli.compare({"a": X, "b": Y}, settings={**settings, "significance.clusters": "row"}, **given)
 

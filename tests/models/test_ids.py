@@ -168,7 +168,7 @@ def test_an_array_alone_is_a_layer(tmp_path):
     np.testing.assert_array_equal(source.read("rows", slice(3, 9)), X[3:9])
     np.save(tmp_path / "b.npy", X[0])
     with pytest.raises(
-        BadInput, match=r"path: array 'rows' must be \(n, d\) of floats, got float32 \(5,\); write it in th"
+        BadInput, match=r"path: array 'rows' must be \(n, d\) of floats, got float32 \(5,\); write it in this form$"
     ):
         precomputed(path=str(tmp_path / "b.npy"))
     np.save(tmp_path / "c.npy", np.array([None]), allow_pickle=True)
@@ -179,14 +179,36 @@ def test_an_array_alone_is_a_layer(tmp_path):
 def test_what_stored_rows_do_not_take(tmp_path):
     """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise twice."""
     both = [str(npz(tmp_path / "a", NAMES, x=X)), str(npz(tmp_path / "b", NAMES[:20], y=Y[:20]))]
-    with pytest.raises(BadInput, match="data: of models that run, got 'embedded' with rows that are given; drop it"):
+    with pytest.raises(
+        BadInput, match="data: of models that run, got 'embedded' with stored rows, which take none; drop"
+    ):
         repsim_cli.compare(both, "embedded", measures=["cka"])
-    with pytest.raises(BadInput, match="rows: of models that run, got 'words' with rows that are given; drop it"):
+    with pytest.raises(
+        BadInput, match="rows: of models that run, got 'words' with stored rows, which take none; drop it"
+    ):
         repsim_cli.compare(both, measures=["cka"], rows="words")
+    with pytest.raises(BadInput, match="layers: of models that run, got 'x' with stored rows"):
+        repsim_cli.compare(both, measures=["cka"], layers=["x"])
+    for key, value in {"data.path": "a.csv", "extract.unit": "word", "extract.layers": [0]}.items():
+        with pytest.raises(
+            BadInput, match=f"{key}: of models that run, got .* with stored rows, which take none; drop"
+        ):
+            repsim_cli.compare(both, measures=["cka"], settings={key: value})
     found = repsim_cli.compare(both, measures=["cka"])
     assert [text.split(":")[0] for text in found.warnings] == ["model.a", "20 rows are few"]
     found = repsim_cli.compare(both, measures=["cka"], settings={"extract.rows": 25})
     assert "extract.rows: 25 rows were requested, the data have 20; all are used" in found.warnings
+
+
+def test_rows_without_a_partner_are_named_before_they_are_too_few():
+    with pytest.raises(
+        BadInput, match="model: models have different numbers of rows, got a: 1, b: 30; rows must be pa"
+    ):
+        repsim_cli.compare({"a": X[:1], "b": X})
+    with pytest.raises(
+        BadInput, match="extract.rows: cka_unbiased needs at least 4 rows, got 1; raise it, or give more da"
+    ):
+        repsim_cli.compare({"a": X[:1], "b": X[:1]})
 
 
 def test_bad_folders(tmp_path):
