@@ -260,9 +260,12 @@ def _list_prompts(texts: Texts) -> list[str]:
 
 
 def _read_texts(texts: Texts) -> list[Any]:
-    if isinstance(texts, str | os.PathLike):
+    if not isinstance(texts, str | os.PathLike):
+        return list(texts or [])
+    try:
         return list(local_text(path=os.fspath(texts)).documents())
-    return list(texts or [])
+    except BadInput as error:
+        raise BadInput(f"texts: {str(error).removeprefix('path: ')}") from None
 
 
 def _read_reference(reference: Any) -> Saved | None:

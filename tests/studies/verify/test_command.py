@@ -188,6 +188,12 @@ def test_damaged_references_are_refused(repsim, tmp_path):
     assert "not of this version, got schema None" in repsim("verify", file, "tiny_a")[2]
 
 
+def test_errors_of_texts_name_the_flag(repsim, tmp_path):
+    code, _, err = repsim("verify", "tiny_a", "tiny_b", "--text", tmp_path)
+    assert code == 2
+    assert f"error: --text: not a file, got '{tmp_path}'; name one file" in err
+
+
 def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
     file, text = tmp_path / "reference.safetensors", tmp_path / "mine.txt"
     text.write_text("words")
