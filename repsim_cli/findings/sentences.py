@@ -159,12 +159,18 @@ def _say_layer(layer: str) -> str:
 
 
 def _say_layers(names: Sequence[str], count: int) -> str:
-    """Says at which layers something is, by name where they are few. count: of all layers."""
+    """Says at which layers something is, by name where they are few. count: of all layers.
+
+    >>> _say_layers([f"block {block}" for block in (0, 1, 2, 3, 7, 8, 12)], 31), _say_layers([*"abcde"], 31)
+    ('in blocks 0 to 3, 7 to 8, 12', 'at 5 of 31 layers')
+    """
     if len(names) == 1:
         return _say_layer(names[0])
     if len(names) == count:
         return "at every layer"
-    return _say_layer(_list_layers(names)) if len(names) <= NAMED else f"at {len(names)} of {count} layers"
+    listed = _list_layers(names)
+    parts = 1 + listed.count(", ") + listed.count(" and ")  # blocks in a row are one
+    return _say_layer(listed) if parts <= NAMED else f"at {len(names)} of {count} layers"
 
 
 def _list_layers(names: Sequence[str]) -> str:
