@@ -14,6 +14,7 @@ EQUAL = 0.02  # of the largest value: what counts as no change with depth
 SCATTER = 4.0  # standard deviations: six normal values of one mean lie further apart in 5 of 100 cases
 FINER = 3  # decimals more than a map needs, at most, to show that two values differ
 MORE, LESS = "more alike with depth", "less alike with depth"
+EVERYWHERE = "about as alike at every depth"
 NAMED = 5  # layers of a path that a title names
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
 Read = Callable[[str], np.ndarray]  # gives the array of a path
@@ -176,7 +177,7 @@ def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | N
     least = find_least_change(values, noise)
     near = np.array(values) if larger else -np.array(values)
     if np.ptp(near) <= least:
-        return "about as alike at every depth"
+        return EVERYWHERE
     near = np.round(near / least, 1)  # layers that are alike have one rank, as a single odd one among them is no trend
     ranks = (near[:, None] > near).sum(1) + ((near[:, None] == near).sum(1) - 1) / 2
     rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from repsim_cli.base.plain import name_blocks
 from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings import answering
-from repsim_cli.findings.answering import LESS, MORE, ClosestLayer, Sides, choose_number_format
+from repsim_cli.findings.answering import EVERYWHERE, LESS, MORE, ClosestLayer, Sides, choose_number_format
 from repsim_cli.findings.driving import say_driving
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
@@ -113,6 +113,8 @@ def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) 
     others = [name for name, value in by_layer if value != best]
     if len(by_layer) == 1:
         return f"{ALONE}, {top[0]}", best
+    if not others:  # what differs is beyond the decimals
+        return f"are {EVERYWHERE}", f"{best} at every layer"
     if len(top) == 1:
         return f"are most alike {_say_layer(top[0])}", _say_extremes(by_layer, best, worst)
     but = len(others) <= NAMED and len(others) < len(top)

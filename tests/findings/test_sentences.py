@@ -50,6 +50,7 @@ def square(*diagonal, others=0.3):
         (square(0.5, 0.9, 0.6, 0.7), "most alike at y: L 0.90 at y and 0.50 at x;"),
         (square(0.5, 0.6, 0.7, 0.8), "more alike with depth: L 0.50 at x and 0.80 at w;"),
         (square(0.9, 0.8, 0.7, 0.5, 0.6), "less alike with depth: L 0.90 at x and 0.60 at v, lowest 0.50 at w;"),
+        (square(0.101, 0.1045, 0.101, others=0), "about as alike at every depth: L 0.10 at every layer;"),
         (square(0.84), "can be compared at one layer, x: L 0.84;"),
     ],
 )
