@@ -93,7 +93,7 @@ def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) 
 
 
 def _say_ends(by_layer: Sequence[tuple[str, str]], values: Sequence[float], least: float) -> str:
-    """The values of the first and the last layer, and of those that lie beyond both by more than the least change."""
+    """Says the values of the first and last layer, and of those that lie beyond both by more than the least change."""
     names, written = zip(*by_layer, strict=True)
     if len(set(written)) == 1:
         return f"{written[0]} at every layer"
@@ -124,7 +124,7 @@ def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) 
 
 
 def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> str:
-    """The largest and the smallest value, with all the layers that have them."""
+    """Says the largest and the smallest value, with all the layers that have them."""
     ends = [
         f"{end} {_say_layers([name for name, value in by_layer if value == end], len(by_layer))}"
         for end in dict.fromkeys((best, worst))
@@ -202,7 +202,7 @@ def find_reach_of_chance(measured: Measured, sides: Sides) -> float | None:
 
 
 def pick_chance_end(chance: Chance, sides: Sides) -> float:
-    """The level of the pair of layers that chance brings closest."""
+    """Picks the level of the pair of layers that chance brings closest."""
     return chance.high if sides.larger else chance.low
 
 
@@ -257,7 +257,7 @@ def find_t_quantile(p: float, freedom: int) -> float:
 
 
 def _compute_t_tail(t: float, freedom: int) -> float:
-    """The probability that t is larger (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    """Computes the probability that t is larger (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     odd, term, total = freedom % 2, 1.0, 0.0
     for k in range((freedom - odd) // 2):

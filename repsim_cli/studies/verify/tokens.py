@@ -41,7 +41,7 @@ def describe_tokenizer(tokenizer: Any, written: str | None) -> dict[str, dict[st
 
 
 def _describe_document(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The other parts of a tokenizer, as tokenizer.json has them."""
+    """Reads the other parts of a tokenizer, as tokenizer.json has them."""
     model = dict(said["model"])
     vocabulary = model.pop("vocab", {})
     scores = {} if isinstance(vocabulary, Mapping) else {piece: score for piece, score in vocabulary}
@@ -73,7 +73,7 @@ def _drop_without_effect(value: Any) -> Any:
 
 
 def digest_tokenizer(tokenizer: Any) -> dict[str, str]:
-    """A digest of each part of a tokenizer, which a file holds in its place."""
+    """Makes a digest of each part of a tokenizer, which a file holds in its place."""
     parts = describe_tokenizer(tokenizer, write_tokenizer(tokenizer))
     return {
         name: hashlib.sha256(json.dumps([*table] if name == MERGES else table, sort_keys=True).encode()).hexdigest()[
@@ -150,14 +150,14 @@ def make_difference(about: str, first: int | None = None, inputs: Sequence[str] 
 
 
 def _say_token(ids: list[int], at: int, tokenizer: Any) -> str:
-    """An id with its entry in the vocabulary that it is of."""
+    """Says an id with its entry in the vocabulary that it is of."""
     if at >= len(ids):
         return "its end"
     return f"id {ids[at]}" + ("" if tokenizer is None else f" ({tokenizer.convert_ids_to_tokens(ids[at])!r})")
 
 
 def compare_tokenizers(reference: Any, candidate: Any, texts: Sequence[str]) -> tuple[Difference | None, list[str]]:
-    """The difference of two tokenizers, and notes on what is not known. texts: on which ids are compared."""
+    """Finds the difference of two tokenizers, and notes on what is not known. texts: on which ids are compared."""
     other, words = find_differing(reference, candidate, texts), _count_words(texts)
     first, second = write_tokenizer(reference), write_tokenizer(candidate)
     whole = first is not None and second is not None
@@ -193,7 +193,7 @@ SET_UP = "the tokenizers are set up in another way"
 def compare_with_digests(
     saved: Mapping[str, str], ids: Mapping[str, list[int]], candidate: Any
 ) -> tuple[Difference | None, list[str]]:
-    """The difference of a tokenizer from one of which a file holds digests and the ids of some texts."""
+    """Finds the difference of a tokenizer from one of which a file holds digests and the ids of some texts."""
     own = digest_tokenizer(candidate)
     other, equal = find_differing_ids(ids, candidate), f"token ids equal on {_count_words(ids)} words of the text"
     if other is not None:

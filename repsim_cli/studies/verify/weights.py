@@ -78,7 +78,7 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
 
 
 def _find_cast(x: Tensor, y: Tensor) -> torch.dtype | None:
-    """The precision to which x was rounded, where that made nearly all changes; None where it was not."""
+    """Finds the precision to which x was rounded, where that made nearly all changes; None where it was not."""
     changed = x != y
     x, y = x[changed], y[changed]
     return next((dtype for dtype in CASTS if (x.to(dtype).float() == y).double().mean() > CAST), None)
