@@ -14,16 +14,15 @@ from typing import Any, get_args
 import numpy as np
 
 from repsim_cli.api.entries import MEASURES, compose_configuration, is_transformers, label_entries, make_model_entry
-from repsim_cli.api.new_run import new_run
+from repsim_cli.api.new_run import perform_in
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
-from repsim_cli.base.environment import read_command
+from repsim_cli.api.until import Settings, check_target, choose_sample, make_sampler
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
-from repsim_cli.execution.perform import perform
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
 from repsim_cli.models.source import Precomputed
@@ -46,6 +45,7 @@ def compare(  # noqa: PLR0913 - the public interface
     device: str = "cpu",
     batch_size: int = 8,
     seed: int = 0,
+    until: float | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     folder: str | os.PathLike[str] | None = None,
     progress: Progress = quiet,
@@ -75,6 +75,8 @@ def compare(  # noqa: PLR0913 - the public interface
     device: of the models and of the similarity.
     batch_size: texts or sequences per forward pass.
     seed: of the sample and the permutations.
+    until: the largest standard error of layers of two models: few rows of few texts first, more while it is larger.
+        Of measures that have one of a single sample (CKA); models run. None: the usual sample.
     settings: further keys of a run, such as {"extract.sequences": 256}.
     folder: a new or empty folder for the run, with figures and report; None: it lasts as long as the result, and has
         them when it is saved.
@@ -104,27 +106,39 @@ def compare(  # noqa: PLR0913 - the public interface
         if kept:
             _check_batches(entries, kept, data)
             data = None
-        config = compose_configuration(
-            entries, data, measures, rows, significance, settings, () if kept else layers, device, batch_size, seed
-        )
+
+        def compose(settings: Settings, look: Sequence[str] | None = None) -> Any:
+            asked = (measures, rows, significance) if look is None else (look, rows, "none")
+            return compose_configuration(
+                entries, data, *asked, settings, () if kept else layers, device, batch_size, seed
+            )
+
+        config = compose(settings)
         if kept and maps == "positions" and config["significance"]["clusters"] == "row":
             raise BadInput(
                 "significance.clusters: positions of one input depend on each other, got row with maps='positions'; "
                 "give documents=[...], one of each input, or use maps='pooled' or 'flattened'"
             )
         checked = validate(config)
+        if until is not None:
+            checked = choose_sample(make_sampler(settings, compose), check_target(until), progress=progress)
         if checked.keys.dry_run:
             raise BadInput("dry_run: a plan has no result, got true; use repsim compare A B --set dry_run=true")
-        if folder is not None:
-            return Result(perform_in(expand_path(folder), checked, progress, drawn=True))
-        scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
-        try:
-            result = Result(perform_in(scratch / "run", checked, progress, drawn=False))
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
-        weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
-        return result
+        return _perform(checked, folder, progress)
+
+
+def _perform(checked: RunConfig, folder: str | os.PathLike[str] | None, progress: Progress) -> Result:
+    """Runs a comparison in a folder, or in one that lasts as long as the result."""
+    if folder is not None:
+        return Result(perform_in(expand_path(folder), checked, progress, drawn=True))
+    scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
+    try:
+        result = Result(perform_in(scratch / "run", checked, progress, drawn=False))
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
+    return result
 
 
 def _register_functions(given: Any) -> Any:
@@ -144,20 +158,6 @@ def read_names(key: str, given: Any) -> list[str]:
 def check_keys(settings: Any) -> None:
     if not isinstance(settings, Mapping | list | tuple) or not all(isinstance(key, str) for key in settings):
         raise BadInput(f"settings: not by key, got {settings!r:.60}; write {{'extract.sequences': 256}}")
-
-
-def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: bool) -> Path:
-    """Runs a configuration in a new folder; returns the folder. drawn: with figures and report.
-
-    Raises BadInput, or RunFailed.
-    """
-    keys = checked.keys
-    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": read_command(), "overrides": []}
-    with new_run(folder, reported=drawn, **about) as run:
-        run.progress = progress
-        run.write_text("config.yaml", checked.yaml())
-        perform(checked, run, drawn=drawn)
-    return run.folder
 
 
 @contextmanager

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import report
+from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
+from repsim_cli.config.run import RunConfig
+from repsim_cli.execution.perform import perform
 from repsim_cli.runs import results
-from repsim_cli.runs.results import Run
+from repsim_cli.runs.results import Progress, Run
 
 
 @contextmanager
@@ -45,3 +48,17 @@ def _record(run: Run, status: str, error: BaseException) -> None:
     with suppress(OSError):
         run.finish(status, "interrupted by the user" if status == "interrupted" else problem)
     run.lock.release()
+
+
+def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: bool) -> Path:
+    """Runs a configuration in a new folder; returns the folder. drawn: with figures and report.
+
+    Raises BadInput, or RunFailed.
+    """
+    keys = checked.keys
+    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": read_command(), "overrides": []}
+    with new_run(folder, reported=drawn, **about) as run:
+        run.progress = progress
+        run.write_text("config.yaml", checked.yaml())
+        perform(checked, run, drawn=drawn)
+    return run.folder

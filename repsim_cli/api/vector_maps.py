@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from repsim_cli.api.compare import check_keys, hold, perform_in, read_names
+from repsim_cli.api.compare import check_keys, hold, read_names
 from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
+from repsim_cli.api.new_run import perform_in
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.config.binding import bind_model

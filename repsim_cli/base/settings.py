@@ -310,7 +310,8 @@ class Significance:
     family_of: the cells that p values are corrected for. `map`: those of two models. `run`: those of all models of the
         run under the measure, so that a figure of all models has no false cell, but in a share alpha of runs.
     alpha: the level of the calibrated score; figures cross out cells with a larger corrected p.
-    jackknife: standard errors of normalised inner products (CKA) on one sample, with the estimate `full`.
+    jackknife: standard errors of normalised inner products (CKA) on one sample, with the estimate `full`; other
+        measures beside them have none.
     bands: confidence intervals, from the t distribution over batches, of the mean value of batches of this size.
     level: the coverage of these intervals.
 

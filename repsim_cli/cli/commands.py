@@ -122,6 +122,11 @@ def add_first(add: Add) -> None:
     sub.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
     sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")
     sub.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    sub.add_argument(
+        "--until",
+        metavar="se=NUMBER",
+        help="few rows first, more until the largest standard error (of CKA) is at most NUMBER",
+    )
     sub.add_argument("--budget", action="store_true", help="split values into the token, untrained models, training")
     sub.add_argument(
         "--set",

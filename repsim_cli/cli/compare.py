@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,34 +35,49 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from datetime import datetime
 
     from repsim_cli.api.entries import MEASURES, compose_configuration, label_entries, make_model_entry
+    from repsim_cli.api.until import Settings, choose_sample, make_sampler, plan_samples, read_target
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
+    measures = [name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
-    config = compose_configuration(
-        {label: make_model_entry(label, model) for label, model in models.items()},
-        {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
-        measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
-        rows=parsed.rows,
-        significance=parsed.significance,
-        settings=words,
-    )
-    checked = validate(config)
+
+    def compose(settings: Settings, look: Sequence[str] | None = None) -> Any:
+        return compose_configuration(
+            {label: make_model_entry(label, model) for label, model in models.items()},
+            {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
+            measures=look or measures,
+            rows=parsed.rows,
+            significance=parsed.significance if look is None else "none",
+            settings=settings,
+        )
+
+    target, make, lines = None, None, list[str]()
+    if parsed.until is None:
+        checked = validate(compose(words))
+    else:
+        target, make = read_target(parsed.until), make_sampler(words, compose)
+        checked, line = plan_samples(make)
+        lines.append(line)
     if checked.keys.dry_run:
         if parsed.json:
             raise BadInput("--json: of a run, got dry_run=true; drop one of them")
-        say(*plan_lines(checked.keys.name, checked.plan(), checked.misfits))
+        say(*plan_lines(checked.keys.name, checked.plan(), checked.misfits), *lines)
         return 0
-    if not is_quiet():
-        say(plan_in_short(checked.plan()), aside=True)
+    tell = partial(say, aside=True) if not is_quiet() else lambda line: None
+    for line in (plan_in_short(checked.plan()), *lines):
+        tell(line)
     results.check_root()
     cache.find_cache_folder()
     now = datetime.now()
     place = results.take_unused(results.find_outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
     try:
         with signals.interruptible():
+            if target and make:
+                checked = choose_sample(make, target, tell=tell, progress=Bar())
+                tell(plan_in_short(checked.plan()))
             status, folder = perform(RunJob(checked, place, words), Watching)
     finally:
         results.drop_empty(place)

@@ -31,6 +31,7 @@ from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.study import OfMeasures
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure
+from repsim_cli.measures.base import is_cosine
 from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.runs.results import Run
 
@@ -249,10 +250,12 @@ def make_comparison(
         extraction = replace(extraction, extract=extraction.extract.fit_to(most))
     extract, live = extraction.extract, extraction.live
     labelled = bool(live) and not extraction.data.running
+    # of several measures those without a standard error of one sample stay without it
+    judged = replace(significance, jackknife=False) if any(map(is_cosine, given["measure"].values())) else significance
 
     def check(bound: Measure) -> None:
         check_measure(bound, extraction.layers, extract, labelled=labelled)
-        judging.check_measure(significance, bound)
+        judging.check_measure(judged, bound)
 
     measures, skipped = select_suitable(given["measure"], check, skip_unsuitable)
     models = extraction.models
