@@ -101,7 +101,8 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
                 part = Part() if given is None else find_analysis_card(name).compute(given, settings, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
-            part = dataclasses.replace(part, claims=note_short(part.claims, finished, tested))
+            verdicts = note_short(refuse_fresh(part.claims, finished, tested), finished, tested)
+            part = dataclasses.replace(part, claims=verdicts)
             for warning in part.warnings:
                 run.warn(warning)
             kept = whole.leave_out_analysis(name).leave_out_claims({claim.name for claim in tested})
@@ -109,6 +110,19 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     finally:
         run.write_results(whole)
     return whole
+
+
+def refuse_fresh(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
+    """The verdicts, of a run whose models are all untrained those that claims on trained ones cannot be tested here."""
+    by_name = {claim.name: claim for claim in claims if claim.unit != "fact"}
+    if not run.models or run.untrained < run.models.keys():
+        return list(verdicts)
+    return [
+        by_name[each.name].untestable(each.measure, "needs trained models, got untrained ones")
+        if each.name in by_name
+        else each
+        for each in verdicts
+    ]
 
 
 def note_short(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:

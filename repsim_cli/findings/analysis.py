@@ -93,6 +93,11 @@ class Finished:
         return {label: about["entry"] for label, about in self.manifest.get("facts", {}).items() if about.get("entry")}
 
     @property
+    def untrained(self) -> frozenset[str]:
+        """The models with fresh weights, on which no claim about what training makes can rest."""
+        return frozenset(label for label, about in self.models.items() if not about.trained)
+
+    @property
     def trained(self) -> dict[str, list[str]]:
         """The models by how they were trained here, where that tells models apart: seeds of one recipe."""
         trainings = dict.fromkeys(about.training for about in self.models.values() if about.training)

@@ -29,7 +29,7 @@ from repsim_cli.findings.chance import find_chance_mark
 from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.findings.multiples import MOST_PAIRS
-from repsim_cli.findings.sentences import NOTHING, is_chance
+from repsim_cli.findings.sentences import judge_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
 
@@ -233,8 +233,8 @@ def _say_seen(
 ) -> str:
     """Says which layers of two models answer to each other, or that chance would give as much."""
     found = find_both_directions(measured, run.array, *models)
-    if found and is_chance(measured, found[0]):
-        return f"{models[0]} and {models[1]} {NOTHING}"
+    if found and (by_chance := judge_chance(measured, found[0])):
+        return f"{models[0]} and {models[1]} {by_chance}"
     return say_closest(models, rows, columns, closest)
 
 

@@ -15,6 +15,7 @@ from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
 NOTHING = "have nothing in common beyond chance"
+BLIND = "cannot be told from unrelated models on these rows"
 ALONE = "can be compared at one layer"
 ACROSS = "are more alike across depths than at the same depth"
 BLOCK = re.compile(r"block (\d+)")
@@ -22,6 +23,7 @@ NAMED = 4  # layers that a sentence names at most
 # of t, since the spread of chance is that of few pairings; chance is skewed, so that up to 0.03 of unrelated models
 # exceed it (1 to 12 layers of 200 to 500 rows)
 LEVEL = 0.002
+SEEN = 0.5  # of the way from chance to the best value: where chance reaches further, these rows cannot tell
 
 
 def sentences(whole: Results, read: answering.Read, first: str, second: str, kept: Kept | None = None) -> Iterator[str]:
@@ -42,12 +44,14 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         )
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}that they {said}"
         yield numbers if said.startswith(ALONE) else f"{measured.card['label']} {how}: {numbers}"
-    if told not in ("", NOTHING) and kept:
+    if told not in ("", NOTHING, BLIND) and kept:
         yield from say_driving(kept, first, second)
 
 
 def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
     """Tells whether a measure contradicts the first one. near: how close layers are by it, in order."""
+    if BLIND in (said, told):
+        return False
     if (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}:
         return True
     other_end = {f"are {MORE}": near[0], f"are {LESS}": near[-1]}.get(told)
@@ -69,8 +73,8 @@ def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) 
     else:
         said, numbers = _say_most_alike(by_layer, near[0][1][1], near[-1][1][1])
     moved = find_displaced_layers(sides, noise)
-    if is_chance(measured, sides):
-        said, numbers = NOTHING, _say_extremes(by_layer, near[0][1][1], near[-1][1][1])
+    if by_chance := judge_chance(measured, sides):
+        said, numbers = by_chance, _say_extremes(by_layer, near[0][1][1], near[-1][1][1])
     elif 2 * len(moved) >= max(len(layers), 2):
         most = max(moved, key=lambda each: each.value if sides.larger else -each.value)
         said = ACROSS
@@ -194,11 +198,21 @@ def choose_digits(measured: Measured, sides: Sides) -> str:
 
 
 def find_reach_of_chance(measured: Measured, sides: Sides) -> float | None:
-    """Finds up to where chance brings the closest pair of layers, or its mean where no more is known."""
+    """Finds up to where chance brings the closest pair of layers, or its mean where no more is known; no further than
+    values can be."""
     if (chance := find_chance_level(measured, sides)) is None:
         return None
-    margin = find_margin_over_chance(measured, sides.values.size) or 0.0
-    return pick_chance_end(chance, sides) + (margin if sides.larger else -margin)
+    margin, best = find_margin_over_chance(measured, sides.values.size) or 0.0, find_best_value(measured)
+    level = pick_chance_end(chance, sides)
+    if best is not None:
+        margin = min(margin, max(0.0, (best - level) * (1 if sides.larger else -1)))
+    return level + (margin if sides.larger else -margin)
+
+
+def find_best_value(measured: Measured) -> float | None:
+    """Finds the closest that values can be; None where there is no bound."""
+    low, high = measured.card.get("bounds") or (None, None)
+    return high if measured.larger_is_closer else low
 
 
 def pick_chance_end(chance: Chance, sides: Sides) -> float:
@@ -265,6 +279,20 @@ def _compute_t_tail(t: float, freedom: int) -> float:
         term *= (2 * k + 1 + odd) / (2 * k + 2 + odd)
     inside = math.sin(angle) * total
     return (1 - (2 / math.pi * (angle + inside) if odd else inside)) / 2
+
+
+def judge_chance(measured: Measured, sides: Sides) -> str:
+    """Says whether two models have nothing in common beyond chance, or cannot be told from unrelated ones; empty where
+    they are alike."""
+    if not is_chance(measured, sides):
+        return ""
+    chance, best = find_chance_level(measured, sides), find_best_value(measured)
+    if chance is None or best is None:
+        return NOTHING
+    level = pick_chance_end(chance, sides)
+    closer = float(np.nanmax(sides.closeness)) - level * (1 if sides.larger else -1)
+    ahead = max(closer, find_margin_over_chance(measured, sides.values.size) or 0.0)
+    return BLIND if ahead >= SEEN * abs(best - level) else NOTHING
 
 
 def is_chance(measured: Measured, sides: Sides) -> bool:

@@ -69,9 +69,10 @@ def _say_stitching(whole: Results) -> Iterator[str]:
         known = sorted(some, key=lambda row: row["penalty"])
         least, most = known[0], known[-1]
         error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
+        other = "" if most is least else f", and {_say_lost(most)} after {most['head layer']}"
         yield (
             f"{tail} goes on from {head} at a loss of {_say_lost(least)} than alone{error} after "
-            f"{least['head layer']}, and {_say_lost(most)} after {most['head layer']}{_say_misled(known)}"
+            f"{least['head layer']}{other}{_say_misled(known)}"
         )
 
 
@@ -131,11 +132,12 @@ def _say_sub_networks(whole: Results) -> Iterator[str]:
             continue
         what = f"By {row['measure']}, {row['model']}"
         if row["sub-networks"] == 1:
-            yield f"{what} has no groups of layers"
+            yield f"{what} has no groups of neighbouring layers"
         else:
             clear = "" if row["silhouette"] is None else f" (silhouette {row['silhouette']:.2f}"
             chance = "" if row["without groups"] is None else f"; without groups {row['without groups']:.2f}"
-            yield f"{what} parts into {row['sub-networks']} groups of layers{clear}{chance}{')' if clear else ''}"
+            count = f"{row['sub-networks']} groups of neighbouring layers"
+            yield f"{what} parts into {count}{clear}{chance}{')' if clear else ''}"
 
 
 def _verify(whole: Results) -> Iterator[str]:
@@ -154,10 +156,9 @@ def _say_tuned(whole: Results) -> Iterator[str]:
     for (model, by), rows in groupby(
         _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
-        most = ", ".join(
-            f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row, _ in zip(rows, range(MOST), strict=False)
-        )
-        yield f"{model}: the tokens that change most, by {by}: {most}"
+        changed = [row for row in rows if row["value"]]
+        most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in changed[:MOST])
+        yield f"{model}: the tokens that change most, by {by}: {most}" if most else f"{model}: no token changes by {by}"
 
 
 def _say_universal_neurons(whole: Results) -> Iterator[str]:
@@ -181,7 +182,7 @@ def _say_shared_features(whole: Results) -> Iterator[str]:
         if row["encoded"] != row["decoded"]:
             yield (
                 f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}, "
-                f"the best affine map {row['R² of the best affine map']:.2f}"
+                f"an affine map by least squares {row['R² of the best affine map']:.2f}, on rows that neither has seen"
             )
 
 

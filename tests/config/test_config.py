@@ -351,7 +351,6 @@ SAMPLE = ("model=[tiny_a]", "extract.estimate=full", "extract.rows=200")
         (["extract.estimate=moments", "measure=[svcca,cka_unbiased,mutual_knn]"], ["svcca"], "cka_unbiased is not a function of second moments, got moments; use full"),
         (["extract.estimate=ratio_of_sums", "measure=[cka,mutual_knn]"], ["cka"], "mutual_knn is not made of HSIC; use per_batch or full"),
         (["significance=closed_form", "significance.clusters=row", "measure=[mutual_knn,rsa]"], ["rsa"], "mutual_knn has no closed form; use significance=permutation"),
-        (["significance.jackknife=true", "measure=[cka,procrustes]"], ["cka"], "procrustes is not a normalised inner product; use measures that are, e.g. measure=[cka_unbiased]"),
         (["significance=permutation", "measure=[gromov_wasserstein,cka]"], ["cka"], "gromov_wasserstein does not depend on how rows are paired"),
         (["extract.rows=60", "measure=[mean_cca,cka]"], ["cka"], "mean_cca needs more rows than features, got 60 for 64"),
         (["measure=[cka,tolerance_difference]"], ["cka"], "tolerance_difference needs a label per row, got data without labels"),

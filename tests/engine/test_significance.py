@@ -351,7 +351,10 @@ def test_errors_of_a_ratio_of_sums():
             ["significance.jackknife=true", "measure=[cka]"],
             "significance.jackknife: it needs a single sample, got per_batch",
         ),
-        (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is not a normalised inner product"),
+        (
+            ["significance.jackknife=true", "extract.estimate=full", "measure=[mutual_knn]"],
+            "mutual_knn is not a normalised inner product",
+        ),
         (
             ["significance=permutation", "measure=[magnitude_difference]"],
             "magnitude_difference does not depend on how rows are paired, so that random pairs are not a null for it",

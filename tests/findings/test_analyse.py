@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from helpers.small_run import SMALL
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, Degenerate
 from repsim_cli.cli.claims import make_claims_table
-from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_card, note_short
+from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_card, note_short, refuse_fresh
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader, results
@@ -250,3 +251,20 @@ def test_a_verdict_names_the_models_it_rests_on_that_fall_short(tmp_path):
     claims = find_claims(["c1_is_nearest_to_the_first_block", "layer_wise_distances_are_larger", "early_layers_agree"])
     verdicts = note_short([claim.untestable("gw", "no layers") for claim in claims], run, claims)
     assert [x.why for x in verdicts] == ["no layers", "no layers; e: 93.8 %", "no layers; e: 93.8 %; other: 50 %"]
+
+
+@pytest.mark.parametrize(("fresh", "refused"), [(["a", "b"], True), (["a"], False)])
+def test_claims_on_trained_models_are_not_tested_on_untrained_ones(fresh, refused, tmp_path):
+    facts = {
+        label: {"kind": "live", "family": "", "layers": [], "widths": [], "trained": label not in fresh}
+        for label in "ab"
+    }
+    run = Finished(folder=tmp_path, manifest={"facts": facts}, results=Results(study="layers"))
+    assert run.untrained == {*fresh}
+    claims = find_claims(["dimension_peaks_inside", "pythia_2_8b_has_a_small_head"])
+    given = [replace(claim.untestable("layers", ""), verdict="holds", p=0.01) for claim in claims]
+    of_models, fact = refuse_fresh(given, run, claims)
+    assert fact == given[1]  # read from the shape alone
+    assert of_models.verdict == (UNTESTABLE if refused else "holds")
+    assert of_models.why == ("needs trained models, got untrained ones" if refused else "")
+    assert of_models.p == (None if refused else 0.01)

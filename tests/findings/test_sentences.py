@@ -5,7 +5,7 @@ import pytest
 import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import NOTHING, choose_digits, find_t_quantile, sentences
+from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, find_t_quantile, sentences
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
 CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "L"}
@@ -132,12 +132,14 @@ def test_digits_without_any_chance():
     assert choose_digits(measured, sides) == "z,.2f"
 
 
-@pytest.mark.parametrize(("larger", "said"), [(True, "chance at most 0.12"), (False, "chance at least -0.12")])
-def test_chance_reaches_as_far_as_its_spread_says(larger, said):
+@pytest.mark.parametrize(
+    ("larger", "chance", "beyond", "within", "said"),
+    [(True, 0.0, 0.5, 0.11, "chance at most 0.12"), (False, 1.0, 0.5, 0.89, "chance at least 0.88")],
+)
+def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within, said):
     """Of one pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
-    values = [[0.5]] if larger else [[-0.5]]
-    assert say(values, larger=larger, chance=0.0, spread=0.03)[0].endswith(said)
-    assert NOTHING in say([[0.11]] if larger else [[-0.11]], larger=larger, chance=0.0, spread=0.03)[0]
+    assert say([[beyond]], larger=larger, chance=chance, spread=0.03)[0].endswith(said)
+    assert NOTHING in say([[within]], larger=larger, chance=chance, spread=0.03)[0]
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 8, 15, 64])
@@ -151,8 +153,31 @@ def test_a_test_decides_where_there_is_one_that_holds(larger):
     null = {"alpha": 0.05}
     for p, nothing in ((0.2, True), (0.01, False)):
         beside = {"p_family": p, "se": 0.5}
-        told = say([[0.5]], larger=larger, beside=beside, null=null)[0]
+        told = say([[0.3]], larger=larger, beside=beside, null=null, spread=1e-5)[0]
         assert (NOTHING in told) == nothing
         untold = say([[0.5]], larger=True, beside=beside, null=null | {"not_valid": ["rows are alike"]})[0]
         assert NOTHING not in untold
     assert NOTHING not in say([[0.5]], beside={"se": 0.5}, null=null)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "spread", "said"),
+    [
+        (0.97, 0.135, 0.3, f"{BLIND}: L 0.97 at every layer; chance at most 1.00"),  # no value could be beyond it
+        (1.0, 1.0, 0.0001, f"{BLIND}: L 1.00 at every layer; chance at most 1.00"),  # rows that are all alike
+        (0.2, 0.135, 0.3, f"{BLIND}: L 0.20 at every layer; chance at most 1.00"),
+        (0.2, 0.135, 0.03, f"{NOTHING}: L 0.20 at every layer; chance at most 0.25"),
+    ],
+)
+def test_rows_that_cannot_tell_are_said(value, chance, spread, said):
+    (line,) = say([[value]], chance=chance, spread=spread)
+    assert line.startswith(f"a and b {said}".replace(" at every layer", " at x")), line
+    assert "otherwise" not in say([[value]], [[0.9]], chance=chance, spread=0.3)[1]
+
+
+def test_rows_that_a_test_cannot_tell_are_said():
+    """Few documents have no small p, however alike the models are."""
+    said = say([[0.8]], beside={"p_family": 0.3}, null={"alpha": 0.05})[0]
+    assert said.startswith(f"a and b {BLIND}: L 0.80")
+    said = say([[0.9]], beside={"p_family": 0.3}, null={"alpha": 0.05}, larger=False, chance=0.8)[0]
+    assert said.startswith(f"a and b {NOTHING}: L 0.90")  # further apart than chance

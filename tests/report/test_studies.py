@@ -67,7 +67,7 @@ COURSE = Curve(
             {"tables": {"stitching": STITCHES}},
             [
                 "b goes on from a at a loss of 0.5 nats more than alone (se 0.01) after embed, and 1.2 nats more after resid_post@0",
-                "a goes on from a at a loss of 0 nats more than alone (se 0) after embed, and 0 nats more after embed",
+                "a goes on from a at a loss of 0 nats more than alone (se 0) after embed",
             ],
         ),
         (
@@ -113,8 +113,8 @@ COURSE = Curve(
             "similarity",
             {"tables": {"sub-networks": PARTS}},
             [
-                "By gw, m parts into 2 groups of layers (silhouette 0.61; without groups 0.20)",
-                "By gw, n has no groups of layers",
+                "By gw, m parts into 2 groups of neighbouring layers (silhouette 0.61; without groups 0.20)",
+                "By gw, n has no groups of neighbouring layers",
             ],
         ),
         (

@@ -14,6 +14,7 @@ from repsim_cli.figures.lines import draw_light_grid, mark_gaps, name_bands, sta
 from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.runs.content import NEAREST, Axis, Curve, Numbers, Table
 from repsim_cli.studies.barycentre.columns import APART, FROM_SHAPE, OF_PLACES
 
@@ -21,7 +22,6 @@ Row = Mapping[str, Any]
 MAP, CHANCE = "map about the common shape", "rows paired at random"
 PANEL, LINES = 2.1, (4.0, 2.6)  # inches
 ACROSS = 3  # panels of a map
-TOLD = 2  # errors of a difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,28 @@ def place_models(apart: Float[np.ndarray, "m m"]) -> tuple[Float[np.ndarray, "m 
 def sentences(run: Finished) -> Iterator[list[str]]:
     """Says of each depth how far the models are from their common shape, and what chance gives."""
     for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items():
-        first, *_, last = sorted(rows, key=lambda row: row["distance"])
-        chance = f"rows paired at random: {np.mean([row['chance'] for row in rows]):.2f}"
-        if len(rows) == 2:
-            yield [_name_depth(depth), f"both models are {_number(first)} from their common shape ({chance})"]
-            continue
-        told = first["se"] is not None and last["distance"] - first["distance"] > TOLD * np.hypot(
-            first["se"], last["se"]
-        )
-        apart = "" if told else "; they are not told apart"
         yield [
             _name_depth(depth),
-            f"{first['model']} is closest to the common shape at {_number(first)}, {last['model']} furthest at "
-            f"{_number(last)}{apart} ({chance})",
+            f"{say_ends(rows)} (rows paired at random: {np.mean([r['chance'] for r in rows]):.2f})",
         ]
+
+
+def say_ends(rows: Sequence[Row]) -> str:
+    """Says which model is closest and which furthest, and which others cannot be told apart from these."""
+    values, errors = [row["distance"] for row in rows], [row["se"] for row in rows]
+    if len(rows) == 2:
+        return f"both models are {_number(rows[0])} from their common shape"
+    first, last = int(np.argmin(values)), int(np.argmax(values))
+    if last in list_alike(values, errors, first):
+        return (
+            f"no model is told apart from the others: their distances from the common shape are {_number(rows[first])} "
+            f"to {_number(rows[last])}"
+        )
+    models = [row["model"] for row in rows]
+    closest, furthest = (
+        _number(rows[end]) + say_others(models, list_alike(values, errors, end), end) for end in (first, last)
+    )
+    return f"{models[first]} is closest to the common shape at {closest}, {models[last]} furthest at {furthest}"
 
 
 def _name_depth(depth: str) -> str:

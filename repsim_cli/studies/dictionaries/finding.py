@@ -247,7 +247,12 @@ def features(run: Finished, options: FeatureOptions, claims: Sequence[Claim]) ->
     for _, encoded, decoded, value, _ in codes:
         if encoded != decoded:
             across.setdefault((encoded, decoded), []).append(value)
-    given = {"seeds": read_seed_shares(run), "spaces": read_rsa_excess(run), "codes": across}
+    spaces = read_rsa_excess(run)
+    given = {
+        "seeds": {model: of for model, of in read_seed_shares(run).items() if model not in run.untrained},
+        "spaces": {pair: of for pair, of in spaces.items() if run.untrained.isdisjoint(pair)},
+        "codes": {pair: of for pair, of in across.items() if run.untrained.isdisjoint(pair)},
+    }
     verdicts = [
         each.verdict("dictionaries", values) for on, values in given.items() for each in select_claims(claims, on)
     ]

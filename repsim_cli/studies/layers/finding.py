@@ -1,6 +1,5 @@
 """Which layers stand out: where texts take most directions, where tokens move straightest, which block does least."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import require_all_parts, weigh_mean
+from repsim_cli.findings.extremes import list_alike
 from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
 from repsim_cli.studies.layers.columns import (
@@ -50,7 +50,7 @@ FORMS = (
     (INFLUENCE, False, "rows turn least at {where} (1 - cosine {span}{end})"),
 )
 BLOCK = "block "
-TOLD, SAID = 2, 2  # errors; models of which the title says where
+SAID = 2  # models of which the title says where
 INDEPENDENT = 120.0  # degrees between steps from one random row to the next
 Layers = Sequence[Mapping[str, Any]]
 Rows = Mapping[str, Layers]
@@ -88,7 +88,8 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     if len(known) < 2:
         return ""
     best = (max if highest else min)(known, key=lambda i: layers[i][column])
-    alike = [i for i in known if not _are_told_apart(i, best, layers, errors, column)]
+    of = [errors[i][column] for i in known]
+    alike = [known[place] for place in list_alike([layers[i][column] for i in known], of, known.index(best))]
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
@@ -101,13 +102,6 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     others = [name for name in where if not name.startswith(BLOCK)]
     named = ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
     return form.format(where=named, span=span, end=end)
-
-
-def _are_told_apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
-    """Tells whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of
-    the same texts they are told apart more easily. Numbers without an error are not told apart."""
-    of_both = [errors[a][column] for a in (i, best)]
-    return None not in of_both and abs(layers[i][column] - layers[best][column]) > TOLD * math.hypot(*of_both)
 
 
 def compare_middle_blocks(rows: Rows, column: str, where: Callable[[float], bool]) -> list[float] | None:
@@ -216,8 +210,9 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
 def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Part:
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    trained = {model: of for model, of in rows.items() if model not in run.untrained}
     return Part(
-        claims=[each.verdict("layers", rows) for each in claims],
+        claims=[each.verdict("layers", trained) for each in claims],
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},
         curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows, errors)},
     )

@@ -13,11 +13,13 @@ from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.runs.content import NEAREST, Table
 from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, place_models
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
+PAIRS = 2  # pairs that a sentence names
 NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
 
 
@@ -32,12 +34,16 @@ def sentences(run: Finished) -> Iterator[list[str]]:
     assert matrix.se is not None
     labels, values, errors = matrix.rows.layers, run.array(matrix.values), run.array(matrix.se)
     pairs = sorted(combinations(range(len(labels)), 2), key=lambda pair: values[pair])
-    for word, (a, b) in zip(("closest", "furthest"), (pairs[0], pairs[-1])[: len(pairs)], strict=False):
+    names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
+    told = [values[pair] for pair in pairs], [errors[pair] for pair in pairs]
+    for word, end in zip(("closest", "furthest"), (0, len(pairs) - 1)[: len(pairs)], strict=False):
+        a, b = pairs[end]
         value = values[a, b]
         how = ", the same to the bit" if not value else "" if value < NEAR else ", a distance and no KL divergence"
         yield [
             word,
-            f"{labels[a]} and {labels[b]}: {value:.3g} nats per text (se {errors[a, b]:.2g}, {matrix.n:,} texts){how}",
+            f"{names[end]}: {value:.3g} nats per text (se {errors[a, b]:.2g}, {matrix.n:,} texts){how}"
+            + say_others(names, list_alike(*told, end), end, PAIRS),
         ]
 
 

@@ -196,7 +196,9 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
             [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
              float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
         )  # fmt: skip
-        excesses[model] = {m.about["other"]: excess for m, excess in zip(matrices, neurons.excess, strict=True)}
+        if model not in run.untrained:
+            beside = zip(matrices, neurons.excess, strict=True)
+            excesses[model] = {m.about["other"]: x for m, x in beside if m.about["other"] not in run.untrained}
         for matrix, mean, excess in zip(matrices, means, neurons.excess, strict=True):
             share = float((excess > options.threshold).mean())
             pairs.append([model, matrix.about["other"], *mean.tolist(), float(excess.mean()), share])

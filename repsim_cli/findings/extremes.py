@@ -1,0 +1,52 @@
+"""Which values cannot be told apart from the largest or smallest of several, each with its standard error."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+LEVEL = 0.05  # of saying of any two that are alike that they differ
+
+
+def find_width(count: int) -> float:
+    """Finds how many errors of a difference any two of so many values may lie apart without being told apart: of all
+    pairs of equal values, none lies further apart but in a share LEVEL of cases, at most (Bonferroni).
+
+    >>> round(find_width(2), 2), round(find_width(10), 2)
+    (1.96, 3.26)
+    """
+    return NormalDist().inv_cdf(1 - LEVEL / max(2, count * (count - 1)))
+
+
+def list_alike(values: Sequence[float], errors: Sequence[float | None], best: int) -> list[int]:
+    """Lists the places of the values that cannot be told apart from that at `best`, itself among them. Values without a
+    standard error are told apart from none.
+
+    Errors are taken as independent: of the same rows values are told apart more easily than this says.
+
+    >>> list_alike([1.0, 1.1, 3.0], [0.1, 0.1, 0.1], 0), list_alike([1.0, 3.0], [0.1, None], 0)
+    ([0, 1], [0, 1])
+    """
+    width = find_width(len(values))
+
+    def is_alike(place: int) -> bool:
+        both = errors[place], errors[best]
+        if place == best or both[0] is None or both[1] is None:
+            return True
+        return abs(values[place] - values[best]) <= width * math.hypot(both[0], both[1])
+
+    return [place for place in range(len(values)) if is_alike(place)]
+
+
+def say_others(names: Sequence[str], alike: Sequence[int], best: int, named: int = 3) -> str:
+    """Says which others cannot be told apart from the best; empty where there are none.
+
+    >>> say_others(["a", "b", "c"], [0, 2], 0), say_others(["a", "b", "c"], [1], 1)
+    ('; c is not told apart from it', '')
+    """
+    others = [names[place] for place in alike if place != best]
+    if not others:
+        return ""
+    more = len(others) - named
+    listed = [*others[:named], *([f"{more} more"] if more > 0 else [])]
+    joined = " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]]))
+    return f"; {joined} {'is' if len(others) == 1 else 'are'} not told apart from it"

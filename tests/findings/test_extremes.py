@@ -1,0 +1,60 @@
+"""What cannot be told apart from the largest or smallest of several values."""
+
+import numpy as np
+import pytest
+
+from repsim_cli.findings.extremes import list_alike, say_others
+from repsim_cli.studies.barycentre.finding import say_ends
+from repsim_cli.studies.layers.columns import DIMENSION
+from repsim_cli.studies.layers.finding import say_extreme
+
+
+@pytest.mark.parametrize("count", [2, 5, 12, 30])
+@pytest.mark.parametrize("end", [np.argmin, np.argmax])
+def test_equal_values_are_seldom_told_apart(count, end):
+    """With errors of their own, which are of half, one and two units; 2,000 draws: 0.05 and three errors of a share."""
+    random = np.random.default_rng(count)
+    told = 0
+    for _ in range(2000):
+        errors = random.choice([0.5, 1.0, 2.0], count)
+        values = random.normal(0.0, errors)
+        told += len(list_alike(values.tolist(), errors.tolist(), int(end(values)))) < count
+    assert told / 2000 <= 0.05 + 3 * 0.005
+
+
+def test_values_that_differ_are_told_apart():
+    values, errors = [1.0, 1.5, 9.0, 10.0], [0.4, 0.4, 0.4, 0.4]
+    assert list_alike(values, errors, 0) == [0, 1]
+    assert list_alike(values, errors, 3) == [2, 3]
+    assert list_alike(values, [0.0] * 4, 0) == [0]
+    assert list_alike(values, [0.4, None, 0.4, 0.4], 0) == [0, 1]
+    assert list_alike(values, [None, 0.4, 0.4, 0.4], 0) == [0, 1, 2, 3]
+
+
+def test_others_are_named_up_to_a_number():
+    assert say_others("abcdef", [0, 1, 2, 3, 4, 5], 0) == "; b, c, d and 2 more are not told apart from it"
+    assert say_others("abcdef", [0, 2, 4], 2, 1) == "; a and 1 more are not told apart from it"
+    assert say_others("ab", [0, 1], 0) == "; b is not told apart from it"
+
+
+def test_models_that_are_as_far_from_a_shape_are_not_ranked():
+    """Ten models of one kind, whose distances and errors a trial gave: 0.651 to 0.675."""
+    rows = [{"model": f"m{i}", "distance": 0.651 + 0.0027 * i, "se": 0.0085} for i in range(10)]
+    assert say_ends(rows) == (
+        "no model is told apart from the others: their distances from the common shape are 0.651 (se 0.0085) to 0.675 "
+        "(se 0.0085)"
+    )
+    rows[0]["distance"], rows[1]["distance"] = 0.551, 0.561
+    assert say_ends(rows).startswith(
+        "m0 is closest to the common shape at 0.551 (se 0.0085); m1 is not told apart from it, m9 furthest at 0.675"
+    )
+
+
+def test_layers_that_noise_alone_separates_do_not_stand_out():
+    random = np.random.default_rng(3)
+    column = DIMENSION
+    said = 0
+    for _ in range(300):
+        layers = [{"layer": f"resid_post@{i}", column: float(random.normal(10, 1))} for i in range(25)]
+        said += "stands out" not in say_extreme(layers, [{column: 1.0}] * 25, column, True, "{where}{span}{end}")
+    assert said / 300 <= 0.05 + 3 * 0.0126
