@@ -148,9 +148,14 @@ def sample(rng: np.random.Generator, documents: int, between: float, heavy: floa
 
 
 def jackknifed(
-    rng: np.random.Generator, documents: int, between: float, heavy: float, known: dict[tuple[float, ...], float]
+    rng: np.random.Generator,
+    documents: int,
+    between: float,
+    heavy: float,
+    known: dict[tuple[float, ...], float],
+    samples: int = SAMPLES,
 ) -> float:
-    """Says whether the t interval holds the mean of samples of as many documents, which are drawn once: 1 or 0."""
+    """Says whether the t interval holds the mean of `samples` samples of as many documents, drawn once: 1 or 0."""
 
     def value(of: np.random.Generator, observe: Callable) -> float:
         made = compute_all_pairs({"cka": measures.get("cka")}, sample(of, documents, between, heavy), observe=observe)
@@ -159,13 +164,13 @@ def jackknifed(
     key, seen = (documents, between, heavy), []
     if key not in known:
         of = np.random.default_rng(1)
-        known[key] = float(np.mean([value(of, lambda *_: None) for _ in range(SAMPLES)]))
+        known[key] = float(np.mean([value(of, lambda *_: None) for _ in range(samples)]))
     found = value(rng, lambda *given: seen.append(given[2:4]))
     error = float(significance.jackknife(*seen[0], np.repeat(np.arange(documents), 10))[0, 1])
     return float(abs(found - known[key]) <= scipy.stats.t.ppf((1 + LEVEL) / 2, documents - 1) * error)
 
 
-def samples() -> list[Promise]:
+def jackknife_means() -> list[Promise]:
     return [
         Promise(
             "jackknife t of CKA, of the mean of as many documents",
@@ -195,7 +200,7 @@ PROMISES: list[Promise] = [
         for shapes, what in ((1, "one shape"), (2, "two shapes"))
     ),
     *bands(),
-    *samples(),
+    *jackknife_means(),
     *(
         Promise("interval of Spearman's rho over measures", f"{count} measures, r {r:g}", "cover", LEVEL, 2000,
                 partial(correlated, count=count, correlation=r))

@@ -114,6 +114,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """Nor at what a module's tests have imported and keep."""
+    yield
+    pytest_collection_finish()
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], object]], Path]:
     """shared(name, make): a folder that one of the workers fills by make(folder), and that all of them only read."""

@@ -1,5 +1,7 @@
 """Runs on a device have the numbers of the CPU within rounding: on a GPU, and on a pretended one, which needs none."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -8,9 +10,9 @@ import pytest
 from helpers import pretended_gpu
 from helpers.pretended_gpu import NAME
 
-from repsim_cli.runs import reader
+from repsim_cli.runs import folders, reader
 
-ROWS = ("model=[tiny_a,tiny_b]", "extract.estimate=full", "extract.rows=100")
+ROWS = ("model=[tiny_a,tiny_b]", "extract.estimate=full", "extract.rows=100", "extract.layers=[0,3,-1]")
 MEASURES = "measure=[cka,cka_unbiased,cka_rbf,rsa,mutual_knn,procrustes,pwcca,ridge,linear_regression]"
 RUNS = {
     "measures": (*ROWS, MEASURES),
@@ -38,19 +40,35 @@ def read_arrays(folder):
     return {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
 
 
+def list_words(name, device):
+    return ["run", "-q", *RUNS[name], f"hardware.device={device}", "cache=false", f"name={name.replace(' ', '-')}"]
+
+
+@pytest.fixture
+def on_card(shared):
+    """The folder of runs on the pretended device, of one process."""
+
+    def make(folder):
+        commands = json.dumps([list_words(name, NAME) for name in HERE])
+        environment = {**os.environ, "REPSIM_OUTPUTS": str(folder)}
+        subprocess.run([sys.executable, pretended_gpu.__file__, commands], env=environment, check=True)
+
+    return shared("on-card", make)
+
+
 @pytest.mark.parametrize(("name", "device"), [*ON_CARD, *ON_GPU])
-def test_runs_have_the_numbers_of_the_cpu(name, device, repsim, newest):
-    found = []
+def test_runs_have_the_numbers_of_the_cpu(name, device, repsim, request, newest):
+    runs = []
     for where in (device, "cpu"):
-        words = ("run", "-q", *RUNS[name], f"hardware.device={where}", "cache=false")
         if where == NAME:
-            subprocess.run([sys.executable, pretended_gpu.__file__, *words], check=True)
+            run = folders.find(name, request.getfixturevalue("on_card"))
         else:
-            code, _, err = repsim(*words)
+            code, _, err = repsim(*list_words(name, where))
             assert code == 0, err
-        assert reader.read_manifest(newest())["device"] == where
-        found.append(read_arrays(newest()))
-    there, here = found
+            run = newest()
+        assert reader.read_manifest(run)["device"] == where
+        runs.append(run)
+    there, here = map(read_arrays, runs)
     assert there.keys() == here.keys()
     assert here
     for key, x in here.items():

@@ -64,7 +64,6 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
             return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, partial(function, **given)))
 
         bind.__signature__ = inspect.Signature(settings)  # type: ignore[attr-defined]
-        bind.__kwdefaults__ = {each.name: each.default for each in settings}
         bind.__wrapped__ = function  # type: ignore[attr-defined]
         bind.__doc__ = function.__doc__
         registry.measures.add(name, bind, card)

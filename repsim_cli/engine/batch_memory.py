@@ -172,4 +172,4 @@ def _list_group_steps(batch: PlannedBatch, measures: Sequence[Pairwise]) -> Iter
 
 def _count_solved(slow: Slow, batch: PlannedBatch) -> float:
     """Counts the cells of the matrices of pairs that are solved at a time, or of one by a second solver."""
-    return max(slow.squares * batch.workers, AUDITED * (slow.audit is not None)) * slow.side(batch.rows) ** 2
+    return max(slow.squares * batch.workers, AUDITED * (slow.audit is not None)) * float(slow.side(batch.rows)) ** 2

@@ -31,7 +31,6 @@ from repsim_cli.execution.pool import LostWorker, Pool
 from repsim_cli.runs.cache import find_cache_folder
 
 log = logging.getLogger("repsim")
-QUEUE = 5.0  # seconds between two looks at SLURM's queue
 SILENT = 300.0  # seconds without a sign of life after which a worker is given up
 LONGEST_PAUSE = 0.05  # seconds between two looks at what workers wrote
 COMMAND = 60.0  # seconds that a command of SLURM may take
@@ -126,14 +125,17 @@ def read_last_line(file: Path) -> str:
 
 
 class Slurm(Pool):
-    """A task of a job array per worker. Those that SLURM does not start anew are submitted again, each alone."""
+    """A task of a job array per worker. Those that SLURM does not start anew are submitted again, each alone.
+
+    look_every: seconds between two looks at SLURM's queue.
+    """
 
     patience, grace = math.inf, 0.0  # a queue may be long; later workers are used when they come
 
-    def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0):
+    def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0, look_every: float = 5.0):
         # not for `memory`, an estimate, but for hardware.memory_gb: SLURM kills what takes more than it asked for
         super().__init__(hardware.processes or 0)
-        self.hardware, self.threads = hardware, threads
+        self.hardware, self.threads, self.look_every = hardware, threads, look_every
         self._tasks: dict[str, str] = {}  # by worker: JOB_INDEX in SLURM's queue
         self._arrays: list[str] = []
         self._lives: dict[str, str] = {}  # of workers that are ready
@@ -203,7 +205,7 @@ class Slurm(Pool):
         while True:
             for name in self._files:
                 self._read(name)
-            if time.monotonic() - self._looked > QUEUE:
+            if time.monotonic() - self._looked > self.look_every:
                 self._look()
                 self._looked = time.monotonic()
             done = [awaited for awaited in self._open if awaited.answer is not None]

@@ -7,6 +7,7 @@
 """
 
 import importlib.util
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,7 @@ def get(name: str, **settings: Any) -> Measure:
     entry = registry.measures.get(name)
     check_package(name)
     measure = entry.function(**settings)
-    defaults = entry.function.__kwdefaults__ or {}
+    parameters = inspect.signature(entry.function).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
     bound = replace(entry.card, invariant_to=entry.card.invariant_to - measure.sees)
     return replace(measure, name=name, card=bound, settings={**defaults, **settings})

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,35 +71,36 @@ def test_a_run_loads_what_it_uses():
     assert not [name for name in own if name.startswith("training.")]
 
 
-def test_a_run_that_is_in_the_cache_imports_no_models(tmp_path):
+def test_a_run_that_is_in_the_cache_imports_no_models(repsim, tmp_path):
     """Neither transformers nor what it brings; `cache=false` reads and writes no record of configs and tokenizers."""
     script = (
         "import json, sys\nfrom repsim_cli.cli import main\n"
-        "try: main(['run', '-q', 'experiment=tiny/pythia_cka', 'extract.rows=256', *sys.argv[1:]])\n"
+        "try: main(sys.argv[1:])\n"
         "except SystemExit as end: assert not end.code\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
-    places = {"REPSIM_CACHE": str(tmp_path / "cache"), "REPSIM_OUTPUTS": str(tmp_path / "runs")}
-
-    untrained = [
+    words = [
+        "run", "-q", "experiment=tiny/pythia_cka", "model=[tiny_a]", "extract.rows=256", "extract.layers=[0,-1]",
+        "figures.format=[png]",
         "+model.twin={kind: random, shipped: tiny_a}",
         "+model.other={kind: random, config: {model_type: gpt2, vocab_size: 512, n_embd: 32, n_head: 2, n_layer: 2}, "
         "tokenizer: tiny_a}",
-    ]
-
-    def run(*words):
-        ended = subprocess.run(
-            [sys.executable, "-c", script, *untrained, *words],
-            env={**os.environ, **places}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        loaded = {*json.loads(ended.stdout.splitlines()[-1])}
-        (folder,) = {file.parent for file in (tmp_path / "runs").glob("*/*/results.json")} - folders
-        folders.add(folder)
-        return loaded, {file.name: file.read_bytes() for file in folder.glob("arrays/*")}
-
+    ]  # fmt: skip
     folders: set[Path] = set()
-    _, without = run("cache=false")
+
+    def read_arrays():
+        (folder,) = {file.parent for file in (tmp_path / "outputs").glob("*/*/results.json")} - folders
+        folders.add(folder)
+        return {file.name: file.read_bytes() for file in folder.glob("arrays/*")}
+
+    def run():
+        ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return {*json.loads(ended.stdout.splitlines()[-1])}, read_arrays()
+
+    code, _, err = repsim(*words, "cache=false")
+    assert code == 0, err
+    without = read_arrays()
     assert not {"configs", "tokenizers"} & {place.name for place in (tmp_path / "cache").glob("*")}
     computing, first = run()
     cached, second = run()
@@ -113,15 +113,12 @@ def test_a_run_that_is_in_the_cache_imports_no_models(tmp_path):
     composing = (
         "import sys\nfrom repsim_cli.api.entries import compose_configuration\n"
         "models = {name: {'kind': 'shipped', 'name': name} for name in ('tiny_a', 'tiny_b')}\n"
-        "config = compose_configuration(models, None, ['cka'], 'auto', 'none', sys.argv[1:])\n"
-        "assert config.extract.unit == 'token'\nprint('transformers' in sys.modules)"
+        "for words in ([], ['cache=false']):  # `compare` opens models before there is a run\n"
+        "    config = compose_configuration(models, None, ['cka'], 'auto', 'none', words)\n"
+        "    assert config.extract.unit == 'token'\n    print('transformers' in sys.modules)"
     )
-    for words, imported in (([], "False"), (["cache=false"], "True")):  # `compare` opens models before there is a run
-        said = subprocess.run(
-            [sys.executable, "-c", composing, *words],
-            env={**os.environ, **places}, capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        assert said == f"{imported}\n"
+    said = subprocess.run([sys.executable, "-c", composing], capture_output=True, text=True, check=True).stdout
+    assert said == "False\nTrue\n"
 
 
 @pytest.mark.parametrize("word", ["measur=cka", "measure=ckaa", "study=similarty", "model=[tiny_a,tiny_z]", "seeed=1"])

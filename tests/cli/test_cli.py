@@ -1,4 +1,4 @@
-"""The real command line, end to end, offline: runs, sweeps, exit codes, and one line for every bad input."""
+"""The real command line, end to end, offline: runs, sweeps, exit codes."""
 
 import json
 import os
@@ -8,19 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
 import safetensors.torch
 import torch
-import yaml
-from helpers.nights import nightly
 from helpers.recorded import recorded
 
 from repsim_cli.base import registry
-from repsim_cli.cli import doctor
 from repsim_cli.config.presets import GROUPS
 from repsim_cli.runs import folders, reader
 
@@ -169,29 +165,6 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
     assert "error: model: models have different numbers of rows, got stored: 150, (data): 3" in err
 
 
-def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
-    """Each takes a tenth of a second, which every run would pay."""
-    from repsim_cli.config import guard, run
-
-    calls = []
-
-    def counted(function):
-        return lambda *given, **named: (calls.append(function.__name__), function(*given, **named))[1]
-
-    monkeypatch.setattr(guard, "check", counted(guard.check))
-    monkeypatch.setattr(run, "validate", counted(run.validate))
-    for label in ("a", "b"):
-        np.savez(tmp_path / label, one=np.random.default_rng(0).normal(size=(30, 4)))
-    files = [f"model.{label}={{kind: precomputed, path: {tmp_path / label}.npz}}" for label in ("a", "b")]
-    words = ("run", "model=[]", *(f"+{file}" for file in files), "measure=[cka]", "extract.estimate=full")
-    assert repsim(*words)[0] == 0
-    assert calls == ["check", "validate"]
-    # a configuration may ask for a sweep as well, which Hydra starts
-    assert repsim(*words, "hydra.mode=MULTIRUN")[0] == 0
-    (sweep,) = (tmp_path / "outputs").glob("*/*-sweep")
-    assert [json.loads((job / "manifest.json").read_text())["status"] for job in sweep.glob("0-*")] == ["complete"]
-
-
 def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):
     code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
     assert code == 0, err
@@ -335,35 +308,6 @@ def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, new
         assert re.match(r"    mean  ?-?\d+\.\d{3}   lowest +-?\d+\.\d{3}   highest ", lines[at + 1])
 
 
-def test_groups_are_set_one_by_one(repsim):
-    words = ["run", "dry_run=true", "groups.x=[tiny_a,tiny_b]"]
-    code, out, err = repsim(*words)
-    assert code == 0, err
-    assert "    x: ['tiny_a', 'tiny_b']" in out
-    code, out, err = repsim(
-        "run", "dry_run=true", "experiment=tiny/mnli_cka", "groups.generalizing=[tiny_nli_0,tiny_nli_1]"
-    )
-    assert code == 0, err
-    assert "generalizing: ['tiny_nli_0', 'tiny_nli_1']" in out
-    code, out, err = repsim("run", "dry_run=true", "extract.hook_points={a: b}")
-    assert (code, out) == (2, "")
-    line = "wrong kind of value, got 'extract.hook_points={a: b}'; see repsim run --cfg job"
-    assert err == f"error: extract.hook_points: {line}\n"
-
-
-def test_how_a_label_with_a_dot_is_written(repsim):
-    for label in ("Qwen2.5-7B", "Qwen2.5", "v1.2.3"):
-        code, out, err = repsim("run", "dry_run=true", "model=[]", f"+model.{label}={{kind: shipped, name: tiny_a}}")
-        assert (code, out) == (2, "")
-        said = f"got +model.{label}={{kind: shipped, name: tiny_a}}" if "-" in label else f"got '{label}'"
-        assert f"{said}; write '+model={{{label}: {{kind: " in err
-        assert len(err.splitlines()) == 1
-        given = f"+model={{{label}: {{kind: shipped, name: tiny_a}}}}"
-        code, out, err = repsim("run", "dry_run=true", "model=[]", given)
-        assert code == 0, err
-        assert f"    {label}: gpt_neox" in out
-
-
 @pytest.mark.drawn
 def test_show_list_and_plot(repsim, newest, tiny_folder):
     assert repsim("run", "-q", *SMALL, local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
@@ -389,333 +333,11 @@ def test_show_list_and_plot(repsim, newest, tiny_folder):
         assert all(line.split(None, 1)[1] for line in out.splitlines())
 
 
-def test_measure_command(repsim, tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(30, 5)), rng.normal(size=(30, 4))
-    np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "y.npy", y)
-    files = (tmp_path / "x.npy", tmp_path / "y.npy")
-    code, out, _ = repsim("measure", "cka", *files)
-    assert code == 0
-    assert float(out) == pytest.approx(reference.cka(x, y), abs=1e-12)
-    code, out, _ = repsim("measure", "mutual_knn", *files, "k=5", "--json")
-    record = json.loads(out)
-    assert record["value"] == pytest.approx(reference.mutual_knn(x, y, 5))
-    assert record["settings"] == {"k": 5, "rows": "centred"}
-    assert record["card"]["larger_is_closer"]
-
-
-def test_measure_command_warns_of_too_few_rows(repsim, tmp_path):
-    """Noise, 20 rows of 50 features: numbers near 1 come with a warning, a refusal with a measure that is right."""
-    rng = np.random.default_rng(0)
-    files = (tmp_path / "x.npy", tmp_path / "y.npy")
-    for file in files:
-        np.save(file, rng.normal(size=(20, 50)))
-    code, out, err = repsim("measure", "svcca", *files)
-    assert (code, float(out) > 0.9) == (0, True)
-    assert "WARNING: svcca: x: 20 rows for 50 features; svcca is inflated when there are not many more rows" in err
-    assert "WARNING: svcca: y: 20 rows for 50 features" in err
-    code, out, err = repsim("measure", "svcca", *files, "--json")
-    assert (len(json.loads(out)["warnings"]), err) == (2, "")
-    code, _, err = repsim("measure", "mean_cca", *files)
-    assert (code, err.strip().endswith("any data would score the same; use more rows, or cka_unbiased")) == (2, True)
-    code, out, err = repsim("measure", "cka_unbiased", *files)
-    assert (code, abs(float(out)) < 0.2, err) == (0, True, "")
-
-
-def test_measure_all_prints_each_result_as_it_comes(repsim, tmp_path, monkeypatch, capsys):
-    seen = []
-
-    def names():
-        for name in ("cka", "mean_cca", "svcca"):
-            yield name
-            seen.append(capsys.readouterr())
-
-    monkeypatch.setattr("repsim_cli.measures.names", names)
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20, 50)))
-    code, out, _ = repsim("measure", "all", *[tmp_path / "x.npy"] * 2)
-    assert code == 0
-    assert [len(text.out.splitlines()) for text in seen] == [1, 0, 1]
-    assert seen[0].out.startswith("cka ")
-    assert seen[0].err.startswith("WARNING: cka: x: 20 rows for 50 features")
-    assert out.startswith("not applicable: mean_cca: x: mean_cca needs more rows than features")
-
-
 def test_help_ends_with_an_example(repsim):
     for words in ((), ("run",), ("list",), ("describe",), ("show",), ("plot",), ("measure",)):
         code, out, _ = repsim(*words, "--help")
         assert code == 0
         assert out.strip().splitlines()[-1].startswith("example: repsim ")
-
-
-def test_hydra_still_answers(repsim):
-    code, out, _ = repsim("run", "--cfg", "job", "experiment=tiny/pythia_cka")
-    assert code == 0
-    assert "name: tiny_pythia_cka" in out
-
-
-def test_a_users_own_configs(repsim, tmp_path, newest):
-    folder = tmp_path / "mine" / "experiment"
-    folder.mkdir(parents=True)
-    (folder / "ours.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /model: [tiny_a]\n  - override /measure: [procrustes]\nname: ours\n"
-    )
-    code, _, err = repsim(
-        "run", "-q", "--config-dir", str(tmp_path / "mine"), "experiment=ours", "extract.sequences=10"
-    )
-    assert code == 0, err
-    assert reader.read_manifest(newest())["name"] == "ours"
-
-
-@pytest.mark.parametrize("text", ["a: [1", "a: 1\na: 2", "\t- x", "a: \xff\x00"])
-def test_a_users_file_that_is_no_yaml(repsim, tmp_path, text):
-    file = tmp_path / "mine" / "experiment" / "ours.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    code, out, err = repsim("run", "--config-dir", str(tmp_path / "mine"), "experiment=ours")
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("error: --config-dir: a file is no YAML of a run, got ")
-    assert "ours.yaml" in err
-
-
-def test_a_key_that_the_yaml_does_not_list(repsim):
-    """Given as any other, in sweeps and with quotes too."""
-    path = 'model.feather_berts.path="DIR/bert_{number}"'
-    words = ["model=[pythia_70m,feather_berts]", "model.pythia_70m.path=DIR", path, "model.feather_berts.hub=null"]
-    words += ["data=hans", "data.subcases=[ln_passive]", "hardware.threads=2", "measure.mutual_knn.k=3"]
-    code, out, err = repsim("run", "--cfg", "job", *words, "~model.pythia_70m.hub", "options.within=true")
-    assert (code, err) == (0, "")
-    config = yaml.safe_load(out)
-    berts = config["model"].pop("feather_berts")
-    assert config["model"] == {"pythia_70m": {"kind": "transformers", "path": "DIR"}}
-    assert (berts["path"], berts["hub"]) == ("DIR/bert_{number}", None)
-    assert (config["data"]["subcases"], config["hardware"]["threads"]) == (["ln_passive"], 2)
-    assert (config["measure"]["mutual_knn"]["k"], config["options"]) == (3, {"within": True})
-    for sweep in ("hardware.threads=1,2", "data=glob(embedded_*)"):
-        code, out, err = repsim("run", "-m", "dry_run=true", "model=[tiny_a]", sweep)
-        assert (code, err, out.count("plan of similarity")) == (0, "", 2)
-
-
-@pytest.mark.parametrize("name", ["experiment/tiny/pythia_cka", "model/tiny_a", "measure/cka", "data/embedded"])
-def test_a_users_file_with_the_name_of_one_that_ships(repsim, tmp_path, name):
-    """Hydra would take the one that ships, or merge the two."""
-    file = tmp_path / "own" / f"{name}.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("tiny_a: {kind: shipped, name: tiny_b}\n")
-    code, out, err = repsim("run", "model=[tiny_a]", "--config-dir", str(tmp_path / "own"))
-    group = name.partition("/")[0]
-    assert (code, out) == (2, "")
-    assert err == f"error: --config-dir: the name of a {group} that ships, got '{file}'; rename it\n"
-
-
-def test_a_users_model_and_measure_are_selected_by_name(repsim, tmp_path):
-    for group, label, entry in (
-        ("model", "ours", "{kind: shipped, name: tiny_b}"),
-        ("measure", "near", "{kind: mutual_knn}"),
-    ):
-        (tmp_path / group).mkdir()
-        (tmp_path / group / f"{label}.yaml").write_text(f"{label}: {entry}\n")
-    words = ["model=[ours,tiny_a]", "measure=[near,cka]", "measure.near.k=3", "dry_run=true"]
-    code, out, err = repsim("run", "--config-dir", str(tmp_path), *words)
-    assert (code, err) == (0, "")
-    assert "  models\n    ours: " in out
-    assert "near, cka" in out
-
-
-def test_completion_knows_the_tables(repsim, monkeypatch):
-    for typed, expected in (
-        (
-            "model=pythia_70m",
-            ["model=pythia_70m", "model=pythia_70m_seeds", "model=pythia_70m_series", "model=pythia_70m_shape"],
-        ),
-        ("measure=mutual_k", ["measure=mutual_knn"]),
-    ):
-        monkeypatch.setenv("COMP_LINE", f"repsim {typed}")
-        monkeypatch.setenv("COMP_POINT", "99")
-        code, out, _ = repsim("run", "-sc", "query=bash")
-        assert (code, out.split()) == (0, expected)
-
-
-BAD = [
-    (["experiment=pythia"], "experiment: no such name, got 'pythia'; did you mean 'pythia_cka'"),
-    (["experiment=tiny/pythia_ck"], "experiment: no such name, got 'tiny/pythia_ck'; did you mean"),
-    (["model=[tiny_c]"], "model: no such name, got 'tiny_c'; did you mean 'tiny_"),
-    (["measure=[ckaa]"], "measure: no such name, got 'ckaa'; did you mean 'cka'"),
-    (["data=embeded"], "data: no such name, got 'embeded'; did you mean 'embedded'"),
-    (["extract=token"], "extract: no such name, got 'token'; did you mean 'tokens'?"),
-    (["hardware=gpu"], "hardware: no such name, got 'gpu'; "),
-    (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
-    (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
-    (["model=[3]"], "model: a group is selected by name, got 'model=[3]'; write model=NAME"),
-    (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
-    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, shuffle_words, split"),
-    (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
-    (["analyses.map.x=1"], "analyses: unknown analysis, got 'map'; did you mean 'maps'?"),
-    (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'"),
-    (["model.tiny_a.nam=tiny_b"], "model.tiny_a.nam: unknown key, got 'tiny_b'; did you mean 'name'?"),
-    (["model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you mean 'tiny_a'?"),
-    (["measure.cka.k=3"], "measure.cka: not selected, got 'measure.cka.k=3'; known: cka_unbiased, mutual_knn"),
-    (["--cfg", "job", "model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you"),
-    (["-m", "model=[tiny_a],[tiny_b]", "model.tiny_a.name=tiny_b"], "model.tiny_a: not selected, got 'model.tiny_a."),
-    (["model.tiny_.kind=random"], "model.tiny_.kind: unknown key, got 'model.tiny_.kind=random'; did you mean 'tiny_"),
-    (
-        ["model.x={kind: shipped, name: tiny_a}"],
-        "model.x: unknown key, got 'model.x={kind: shipped, name: tiny_a}'; add it with +model.x={",
-    ),
-    (["-m", "experiment=glob(no_such*)"], "overrides: the sweep expands to no jobs, got "),
-    (
-        ["data.path=a=b[", "data=local_text"],
-        "overrides: cannot be read, got data.path=a=b[; write 'data.path=\"a=b[\"';",
-    ),
-    (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
-    (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),
-    (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give list"),
-    (["extract.hook_points=[]"], "extract.hook_points: too few, got []; give at least 1"),
-    (["extract.hook_points=[resid_pots]"], "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
-    (["extract.layers=[6]"], "layers: layer out of range, got 6; the model has layers 0 to 5"),
-    (
-        ["extract.batch_rows=100000"],
-        "extract.batch_rows: the data has fewer rows than one batch, got at most 8192 for 100000",
-    ),
-    (["data=local_text"], "data.path: missing; set data.path=VALUE"),
-    (["data=local_text", "data.path=EMPTY"], "it has no text, got white space or nothing; give"),
-    (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),
-    (["data=local_text", "data.path=JSONL", "data.column=body"], "no column 'body', got text; set data.column"),
-    (
-        ["+model.x={kind: transformers, path: /no/model}"],
-        "model.x.path: no such folder, got '/no/model'; check the path",
-    ),
-    (["+model.x={kind: transformer}"], "model.x.kind: unknown model kind, got 'transformer'; did you mean"),
-    (["+model.x={path: y}"], "model.x.kind: missing, got {'path': 'y'}; write {kind: NAME, ...}"),
-    (
-        ["+model.x={kind: transformers, hub: a/b}"],
-        "model: the hub cannot be reached (HF_HUB_OFFLINE is set), got models of it: x (a/b)",
-    ),
-    (
-        ["+model.x=LLAMA", "extract.length=64"],
-        "model: tokenizers differ, got a different vocabulary for 'x' than for 'tiny_a'; use extract=pooled",
-    ),
-    (["hardware.memory_gb=0"], "hardware.memory_gb: wrong value, got 0; give greater than 0"),
-    (["--bogus"], "repsim run: unknown option, got '--bogus'; known: "),
-    (["--multrun"], "repsim run: unknown option, got '--multrun'; did you mean '--multirun'"),
-    (["+model.a b={kind: shipped}"], "overrides: cannot be read, got "),
-    (["name=../evil"], "name: wrong value, got '../evil'; use letters, digits and . _ - + @, a letter or digit first"),
-    (["seed=-1"], "seed: wrong value, got -1; give greater than or equal to 0"),
-    (["extract.layers=[]"], "no hook point is left, got layers [] of a model with 6; select some"),
-    (
-        ["measure=[mutual_knn]", "measure.mutual_knn.k=2000"],
-        "extract.batch_rows: mutual_knn needs at least 2001 rows, got 1024",
-    ),
-    (["+model.x=NOTOKENIZER", "extract.length=64"], "model.x.path: no tokenizer in it, got "),
-    (
-        ["+model.x=SHAPES", "extract.length=64", "model=[]"],
-        "model.x.path: 0 weights are missing and 1 have the wrong shape, got ",
-    ),
-    (["+model.x=VOCABULARY", "extract.length=64", "model=[]"], "model.x: its vocabulary has 20 tokens, got id "),
-    (["model=3"], "model: a group is selected by name, got 'model=3'; write model=NAME, or +model.KEY=VALUE"),
-    (["extract.length"], "overrides: "),
-    (["-m", "seed=0,x"], "seed: wrong value, got 'x'; give integer"),
-    (["--config-dir", "/no/conf"], "--config-dir: no such folder, got '/no/conf'; name a folder"),
-]
-
-
-ODD_FOLDERS = ("NOTOKENIZER", "SHAPES", "VOCABULARY")
-
-
-def odd_folders(tmp_path, good):
-    """Copies of a model folder that lack a tokenizer, or hold weights of another shape or a smaller vocabulary."""
-    folders = {}
-    for name in ODD_FOLDERS:
-        folder = folders[name] = tmp_path / name.lower()
-        folder.mkdir()
-        for file in good.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-    (folders["NOTOKENIZER"] / "tokenizer.json").unlink()
-    weights = safetensors.torch.load_file(good / "model.safetensors")
-    changes = {"SHAPES": ("h.0.attn.c_proj.bias", 7), "VOCABULARY": ("wte.weight", 20)}
-    for name, (key, size) in changes.items():
-        changed = {**weights, key: weights[key][:size].clone()}
-        safetensors.torch.save_file(changed, folders[name] / "model.safetensors", {"format": "pt"})
-    config = json.loads((good / "config.json").read_text())
-    (folders["VOCABULARY"] / "config.json").write_text(json.dumps({**config, "vocab_size": 20}))
-    return folders
-
-
-@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
-def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder, words, message):
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
-    odd = odd_folders(tmp_path, tiny_folder("gpt2")) if any(word.endswith(ODD_FOLDERS) for word in words) else {}
-    stand_ins = {
-        "EMPTY": str(tmp_path / "empty.txt"),
-        "JSONL": str(tmp_path / "a.jsonl"),
-        "LLAMA": f"{{kind: transformers, path: {tiny_folder('llama')}}}",
-        **{name: f"{{kind: transformers, path: {folder}}}" for name, folder in odd.items()},
-    }
-    for name, value in stand_ins.items():
-        words = [word.replace(name, value) for word in words]
-    model = [] if any(word.startswith("model=") for word in words) else ["model=[tiny_a]"]
-    code, out, err = repsim("run", *model, *words)
-    assert (code, out) == (2, "")
-    lines = err.strip().splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert "Traceback" not in err
-    assert not list((tmp_path / "outputs").rglob("*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["measure", "ckaa", "x.npy", "x.npy"], "error: unknown measure, got 'ckaa'; did you mean 'cka'"),
-        (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
-        (
-            ["measure", "mutual_knn", "x.npy", "x.npy", "k=a"],
-            "mutual_knn.k: wrong value, got 'a'; give a whole number from 1, or a number above 0 below 1\n",
-        ),
-        (
-            ["measure", "mutual_knn", "x.npy", "x.npy", "k=0"],
-            "got 0; give a whole number from 1, or a number above 0 b",
-        ),
-        (["measure", "mutual_knn", "x.npy", "x.npy", "k=2.5"], "got 2.5; give a whole number from 1, or a number abo"),
-        (
-            ["measure", "cka", "x.npy", "x.npy", "--labels", "x.npy"],
-            "--labels: cka reads no labels, got x.npy; drop it",
-        ),
-        (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),
-        (["measure", "cka", "x.npy", "none.npy"], "none.npy: no such file; check the path"),
-        (["measure", "cka", "x.npy", "text.npy"], "text.npy: cannot be read as .npy, got"),
-        (["measure", "cka", "x.npy", "short.npy"], "x and y must be (n, d) with the same n, got (9, 2) and (8, 2)"),
-        (["measure", "cka", "x.npy", "nan.npy"], "y: not finite, got nan in row 0; fix the array"),
-        (["show", "latest"], "RUN: no runs in outputs, got 'latest'; start one with repsim run"),
-        (["plot", "x"], "RUN: no runs in outputs, got 'x'; start one"),
-    ],
-)
-def test_bad_input_of_the_other_commands(repsim, tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REPSIM_OUTPUTS", "outputs")
-    x = np.random.default_rng(0).normal(size=(9, 2))
-    np.save("x.npy", x)
-    np.save("short.npy", x[1:])
-    np.save("nan.npy", np.where(x == x[0, 0], np.nan, x))
-    Path("text.npy").write_text("1 2 3")
-    code, out, err = repsim(*words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("place", ["/dev/null/outputs", "a-file"])
-def test_an_output_folder_that_cannot_be_written(repsim, tmp_path, monkeypatch, place):
-    (tmp_path / "a-file").write_text("")
-    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / place))
-    code, out, err = repsim("run", "model=[tiny_a]")
-    assert (code, out) == (2, "")
-    reason = "Not a directory" if place.startswith("/dev") else "File exists"
-    assert f"cannot be used, got '{reason}'; set REPSIM_OUTPUTS to a folder that can be written" in err
-    assert len(err.strip().splitlines()) == 1
-    code, out, err = repsim("compare", "tiny_a", "tiny_b", "--quiet")
-    assert (code, out, err.count("\n"), reason in err) == (2, "", 1, True)
 
 
 def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
@@ -779,13 +401,6 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     )
 
 
-def test_an_empty_outputs_variable_counts_as_unset(repsim, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REPSIM_OUTPUTS", "")
-    assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
-    assert len(folders.list_run_folders(tmp_path / "outputs")) == 1
-
-
 def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
     shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "outputs" / "run")
     array = next((newest() / "arrays").iterdir())
@@ -794,62 +409,6 @@ def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
         code, out, err = repsim(command, "latest")
         assert (code, out) == (2, "")
         assert f"{array.name}: not as the run left it, got another or no file; run it again" in err
-
-
-TORCHLESS = [("run", "model=[tiny_a]"), ("measure", "cka", "x.npy", "y.npy"), ("doctor",)]
-
-
-@pytest.mark.parametrize("words", nightly(TORCHLESS, *TORCHLESS[1:]))
-def test_an_environment_with_which_torch_does_not_start(tmp_path, words):
-    environment = {**os.environ, "TORCH_LOGS": "nonsense", "REPSIM_OUTPUTS": str(tmp_path / "outputs")}
-    command = [sys.executable, "-m", "repsim_cli", *words]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    error = "error: TORCH_LOGS: torch does not start with it, got 'nonsense'; unset it\n"
-    assert (found.returncode, found.stdout, found.stderr) == (2, "", error)
-    assert not (tmp_path / "outputs").exists()
-
-
-AT_START = """
-import os, sys
-sys.argv = ["repsim", "--version"]
-from repsim_cli.__main__ import main
-try:
-    main()
-except SystemExit:
-    assert "torch" not in sys.modules
-    print(os.environ["OMP_WAIT_POLICY"])
-"""
-
-
-@pytest.mark.parametrize("given", [None, "active"])
-def test_threads_that_wait_sleep_unless_the_user_says_otherwise(monkeypatch, given):
-    """Set before torch is imported, which reads it once."""
-    if given:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    else:
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    found = subprocess.run([sys.executable, "-c", AT_START], capture_output=True, text=True, check=True)
-    assert found.stdout.split()[-1] == (given or "passive")
-
-
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        ("PASSIVE", "threads that wait sleep (OMP_WAIT_POLICY=passive)"),
-        ("active", "threads that wait spin (OMP_WAIT_POLICY: active) and slow other processes down; set it to passive"),
-    ],
-)  # fmt: skip
-def test_the_doctor_says_how_threads_wait(monkeypatch, policy, said):
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    assert said in doctor.describe_devices()
-
-
-def test_an_environment_with_another_backend_of_figures(tmp_path, finished):
-    shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")
-    environment = {**os.environ, "MPLBACKEND": "nonsense"}
-    command = [sys.executable, "-m", "repsim_cli", "plot", str(tmp_path / "run")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stderr) == (0, "")
 
 
 ODD = ("../../x", '模型 <script>alert(1)</script>; $(rm -rf .) a|b&c \'"" $x^2$', "x" * 300)

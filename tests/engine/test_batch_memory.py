@@ -80,7 +80,7 @@ def test_sums_for_chance_are_as_large_as_planned():
     found = index_row_places(units, layers)
     assert found is not None
     sums = make_empty_sums(layers, found, torch.device("cpu"))
-    batch = plan_one(measures.get("cka_unbiased"), rows, 8, layers=layers, places=places + 1, pairings=8)
+    batch = plan_one(measures.get("cka_unbiased"), rows, 8, layers=layers, places=places + 1.0, pairings=8)
     planned = estimate_batch_memory(batch)["chance"]
     held = sum(part.nbytes for part in sums)
     assert 0.99 * held <= planned <= 3 * held

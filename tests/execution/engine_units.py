@@ -73,11 +73,11 @@ def refuse(config, threads):
     raise BadInput("model.a.path: no such folder, got '/models/a'; check the path")
 
 
-def begin(folder, hardware=LOCAL, session="session", **config):
-    """A context: the driver of a run in this folder whose units are those of `session`."""
+def begin(folder, hardware=LOCAL, session="session", make=None, **config):
+    """A context: the driver of a run in this folder whose units are those of `session`. make: its executor."""
     run = results.create(folder / "outputs" / "run", name="tried", study="none", seed=0, command=[], overrides=[])
     return start_driver(
-        partial(make_executor, hardware, 1),
+        make or partial(make_executor, hardware, 1),
         run,
         name=hardware.executor,
         session=f"{Path(__file__).stem}:{session}",

@@ -203,11 +203,10 @@ def processes(words):
 
 
 @pytest.mark.slurm
-def test_workers_are_killed_in_every_way(cluster, begun, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "QUEUE", 0.5)
+def test_workers_are_killed_in_every_way(cluster, begun, tmp_path):
     three = Hardware(executor="slurm", processes=3)
     deadly = [unit("die", f"deadly {i}", name=f"deadly {i}", times=1) for i in range(2)]
-    with begun(three, seconds=0.2) as driving:
+    with begun(three, make=partial(slurm.Slurm, three, 1, look_every=0.5), seconds=0.2) as driving:
 
         def harm():
             for number, way in enumerate(("requeue", "scancel", "slurmstepd", "requeue", "scancel", "pilot")):
@@ -284,9 +283,9 @@ def test_workers_that_cannot_take_part(cluster, begun, monkeypatch):
     message = "hardware.partition: unknown to SLURM, got 'urgnt'; did you mean 'urgent'"
     with pytest.raises(BadInput, match=message), begun(unknown):
         raise AssertionError
-    monkeypatch.setattr(slurm, "QUEUE", 0.5)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(BadInput, match="workers end before they are ready, got SLURM's task .* not found"), begun(TWO):
+    message = "workers end before they are ready, got SLURM's task .* not found"
+    with pytest.raises(BadInput, match=message), begun(TWO, make=partial(slurm.Slurm, TWO, 1, look_every=0.5)):
         raise AssertionError
 
 

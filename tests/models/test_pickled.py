@@ -5,6 +5,10 @@ import os
 import pickle
 import re
 import shutil
+import sys
+import traceback
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -28,6 +32,34 @@ def pickled(tiny_folder, tmp_path):
     return folder, state
 
 
+def run_in_fork(words, **_):
+    """What a new process does with these words, without importing torch anew."""
+    code, *arguments = words[words.index("-c") + 1 :]
+    read, write = os.pipe()
+    with warnings.catch_warnings(action="ignore"):
+        child = os.fork()
+    if child == 0:
+        ended = 1
+        with os.fdopen(write, "w") as said:
+            try:
+                sys.argv = ["-c", *arguments]
+                exec(code, {})
+                ended = 0
+            except BaseException:
+                traceback.print_exc(file=said)
+        os._exit(ended)
+    os.close(write)
+    with os.fdopen(read) as said:
+        stderr = said.read()
+    return SimpleNamespace(returncode=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), stderr=stderr)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """For tests of what is read, and not of the process that reads it."""
+    monkeypatch.setattr("repsim_cli.models.pickled.subprocess", SimpleNamespace(run=run_in_fork))
+
+
 def test_the_converted_model_is_the_same(repsim, pickled, tmp_path):
     folder, state = pickled
     target = tmp_path / "made" / "bert"
@@ -43,7 +75,7 @@ def test_the_converted_model_is_the_same(repsim, pickled, tmp_path):
     family.sources["7"].load(False)
 
 
-def test_several_files(pickled, tmp_path):
+def test_several_files(forked, pickled, tmp_path):
     folder, state = pickled
     (folder / "pytorch_model.bin").unlink()
     keys = sorted(state)
@@ -138,7 +170,7 @@ def test_links_that_leave_the_folder(repsim, pickled, tmp_path, name):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_snapshot_of_the_hub_links_to_its_blobs(pickled, tmp_path):
+def test_a_snapshot_of_the_hub_links_to_its_blobs(forked, pickled, tmp_path):
     folder, state = pickled
     snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1", tmp_path / "models--a" / "blobs"
     snapshot.mkdir(parents=True)
@@ -170,7 +202,7 @@ def test_the_new_folder_is_new(repsim, pickled, tmp_path):
         assert re.search("path: not usable, got|not text in UTF-8, got", err)
 
 
-def test_damaged_weights(repsim, pickled, tmp_path):
+def test_damaged_weights(forked, repsim, pickled, tmp_path):
     """The archive has a sum of every tensor, which torch does not look at."""
     folder, state = pickled
     file = folder / "pytorch_model.bin"
@@ -186,7 +218,7 @@ def test_damaged_weights(repsim, pickled, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_no_weights(repsim, pickled, tmp_path):
+def test_no_weights(forked, repsim, pickled, tmp_path):
     folder, _ = pickled
     torch.save({}, folder / "pytorch_model.bin")
     code, _, err = repsim("convert", folder, tmp_path / "new")
@@ -199,7 +231,7 @@ class System:
         return os.system, ("touch trap",)
 
 
-def test_the_line_names_what_the_pickle_asks_for(repsim, pickled, tmp_path, monkeypatch):
+def test_the_line_names_what_the_pickle_asks_for(forked, repsim, pickled, tmp_path, monkeypatch):
     folder, _ = pickled
     monkeypatch.chdir(tmp_path)
     for zipped in (True, False):

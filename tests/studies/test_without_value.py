@@ -348,10 +348,10 @@ def test_hatches_and_means_over_blocks():
     values = np.array([[1.0, np.nan], [0.0, 1.0]])
     assert note_lacking("x", values) == "x\nhatched: no value, in 1 of 4 cells"
     assert note_lacking("x", np.eye(2)) == "x"
-    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}")
+    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0.0, 1.0), "viridis", "{:.1f}")
     assert axes.patch.get_hatch()
     crossed = np.isnan(values)
-    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}", crossed=crossed)
+    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0.0, 1.0), "viridis", "{:.1f}", crossed=crossed)
     assert not axes.patch.get_hatch()
     assert average_blocks(values, 2).tolist() == [[pytest.approx(2 / 3)]]
     assert np.isnan(average_blocks(np.full((1, 1), np.nan), 1)).all()
@@ -387,10 +387,11 @@ def test_permutations_without_a_value_are_not_computed_again():
 
 
 def test_remedies_that_leave_no_value_are_left_out(compared):
+    run, _ = compared(INNER)
     with pytest.raises(NoValue):
-        select_measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
+        select_measures_with_values(run, {"x": Lacking(["a: all rows are equal"], 1, False)})
     with pytest.raises(RunFailed, match=r"got x \(a; b; c and 1 more reasons\)"):
-        select_measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
+        select_measures_with_values(run, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
 
 
 def test_layers_whose_rows_do_not_fit_together():
