@@ -102,11 +102,24 @@ class Own(ConfigSource):
         file = self._place(self._normalize_file_name(config_path))
         try:
             check_yaml(file)
-            header = self._get_header_dict(file.read_text(encoding="utf-8")[:512])
-            return ConfigResult(self.provider, self.full_path(), OmegaConf.load(file), header)
+            header, config = self._get_header_dict(file.read_text(encoding="utf-8")[:512]), OmegaConf.load(file)
         except (OmegaConfBaseException, YAMLError, ValueError) as error:
             reason = " ".join(str(error).split("full_key:")[0].replace(' in "<unicode string>",', "").split())
             raise BadInput(f"--config-dir: a file is no YAML of a run, got {file} ({reason}); mend it") from None
+        if config_path.partition("/")[0] == "experiment":
+            _check_experiment(file, header, config)
+        return ConfigResult(self.provider, self.full_path(), config, header)
+
+
+def _check_experiment(file: Path, header: Mapping[str, Any], config: Any) -> None:
+    """Raises BadInput for an experiment that would change nothing of a run."""
+    if not config:
+        raise BadInput(f"--config-dir: an experiment that sets no key, got {file}; write some into it, such as seed: 1")
+    if header.get("package") != "_global_":
+        raise BadInput(
+            f"--config-dir: an experiment's keys are those of a run, got {file} without the line that says so; begin "
+            "it with # @package _global_"
+        )
 
 
 class TablePlaces(SearchPathPlugin):

@@ -77,7 +77,10 @@ def _say_stitching(whole: Results) -> Iterator[str]:
 
 
 def _say_misled(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Says where stitches work without shared rows; nothing of runs before that was measured."""
+    """Says where stitches work without shared rows, or that the tail itself knows nothing; nothing of runs before that
+    was measured."""
+    if all("kept" in row and row["kept"] is None for row in rows):
+        return f"; but {rows[0]['tail']} alone knows no more of the right answers than how often each comes"
     layers = [row["head layer"] for row in rows if row.get("misleads") == "yes"]
     if not layers:
         return ""

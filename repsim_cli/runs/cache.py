@@ -23,6 +23,7 @@ import resource
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ RECORD = "entry"
 DEFAULT_LIMIT = 20 * 10**9
 OTHER_FILES = 512  # that a run may open
 STALE = 24 * 3600  # seconds after which a reader on another machine is assumed to have ended
+_marked: Counter[Path] = Counter()  # uses by this process, by the mark that other processes see
 
 
 def find_cache_folder() -> Path:
@@ -223,7 +225,9 @@ def use(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
             mark = folder / f"{name}.using-{socket.gethostname()}-{os.getpid()}"
             mark.touch()
             marks.append(mark)
-            lock = filelock.FileLock(folder / f"{name}.lock")
+            _marked[mark] += 1
+            # one per process: what computes an entry may ask for it again, as for a checkpoint that stands twice
+            lock = filelock.FileLock(folder / f"{name}.lock", is_singleton=True)
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
@@ -240,7 +244,10 @@ def use(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
         for lock in locks:
             lock.release()
         for mark in marks:
-            mark.unlink(missing_ok=True)
+            _marked[mark] -= 1
+            if not _marked[mark]:
+                del _marked[mark]
+                mark.unlink(missing_ok=True)
 
 
 def _allow_open(locks: int) -> None:

@@ -63,9 +63,27 @@ def test_files_of_a_folder_of_configurations(tmp_path, what, group):
 
 def test_a_list_of_defaults_without_end(tmp_path):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("defaults: [mine]\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(GLOBAL + "defaults: [mine]\n")
     with pytest.raises(BadInput, match="^config: nested without end, got lists of defaults that name themselves"):
         compose(["experiment=mine"], folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "an experiment that sets no key, got FILE; write some into it, such as seed: 1"),
+        (GLOBAL, "an experiment that sets no key, got FILE; write some into it, such as seed: 1"),
+        ("name: mine\n", "got FILE without the line that says so; begin it with # @package _global_"),
+        ("# @package extract\nrows: 8\n", "got FILE without the line that says so; begin it with # @package _global_"),
+    ],
+)
+def test_an_experiment_that_would_change_nothing(tmp_path, content, said):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(BadInput) as refused:
+        compose(["experiment=mine"], folder=str(tmp_path))
+    assert str(refused.value).endswith(said.replace("FILE", str(file)))
 
 
 def test_a_pipe_among_the_configurations(tmp_path):

@@ -20,6 +20,14 @@ STITCHES = Table(
         ["a", "b", "resid_post@1", "resid_post@1", None, None],
     ],
 )
+KNOWING = [*STITCHES.columns, "kept"]
+UNKNOWING = Table(
+    columns=KNOWING,
+    rows=[
+        ["a", "b", "embed", "embed", 0.001, 0.01, None],
+        ["b", "a", "embed", "embed", 0.5, 0.01, 0.2],
+    ],
+)
 FACTORS = Table(
     columns=["measure", "factor", "values", "least share of seeds", "largest share of seeds", "verdict"],
     rows=[
@@ -68,6 +76,15 @@ COURSE = Curve(
             [
                 "b goes on from a at a loss of 0.5 nats more than alone (se 0.01) after embed, and 1.2 nats more after resid_post@0",
                 "a goes on from a at a loss of 0 nats more than alone (se 0) after embed",
+            ],
+        ),
+        (
+            "stitching",
+            {"tables": {"stitching": UNKNOWING}},
+            [
+                "b goes on from a at a loss of 0.001 nats more than alone (se 0.01) after embed; but b alone knows no more of "
+                "the right answers than how often each comes",
+                "a goes on from b at a loss of 0.5 nats more than alone (se 0.01) after embed",
             ],
         ),
         (

@@ -290,6 +290,20 @@ def test_what_a_process_reads_is_never_removed():
     assert cache.trim(0) == (1, 0)
 
 
+def test_what_computes_an_entry_may_ask_for_it_again():
+    """As where a checkpoint stands twice in a series: neither waits for the other, and the entry stays while one is used."""
+    with cache.use("work", ["k1", "k2"]) as outer:
+        outer["k1"].write("part", lambda path: path.write_text("x") and None)
+        outer["k1"].finish()
+        with cache.use("work", ["k1"]) as inner:
+            assert inner["k1"].complete
+        with cache.use("work", ["k2"]) as inner:
+            assert not inner["k2"].complete
+        assert cache.trim(0)[0] == 0
+        assert outer["k1"].files["part"].is_file()
+    assert cache.trim(0)[0] == 1
+
+
 def test_a_dead_reader_does_not_count():
     filled("k1")
     mark = cache.find_cache_folder() / "work" / f"k1.using-{cache.socket.gethostname()}-999999999"

@@ -184,9 +184,13 @@ class StitchScores:
     def compute_kept(self, stitch: Stitch) -> float | None:
         """Computes which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0
         where no more is known than how often each answer comes; None where the tail itself knows no more."""
-        shares = self.answers / self.answers.sum()
-        known = -float((shares * np.log(shares)).sum()) - self.estimate_alone(stitch.tail, "loss").value
+        known = self.compute_known(stitch.tail)
         return 1 - self.penalty(stitch).value / known if known > 0 else None
+
+    def compute_known(self, tail: str) -> float:
+        """Computes how many nats a tail alone knows of an answer beyond how often each comes."""
+        shares = self.answers / self.answers.sum()
+        return -float((shares * np.log(shares)).sum()) - self.estimate_alone(tail, "loss").value
 
     def is_misled(self, stitch: Stitch) -> bool:
         """Says whether the stitch works although the two sides share almost nothing beyond the right answers."""

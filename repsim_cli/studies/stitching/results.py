@@ -154,7 +154,16 @@ def make_group_results(
 
 
 def warn_of_misled(run: Run, scores: StitchScores) -> None:
-    """Warns of stitches of other models; those of baselines are there to be seen through."""
+    """Warns of penalties that say nothing: of tails that know nothing, and of stitches of other models that share
+    nothing; those of baselines are there to be seen through."""
+    for tail in scores.alone:
+        if scores.compute_known(tail) <= 0:
+            loss = scores.estimate_alone(tail, "loss").value
+            run.warn(
+                f"stitching: {tail} knows no more of the right answers than how often each comes (loss {loss:.3g}, "
+                f"{loss + scores.compute_known(tail):.3g} for their shares alone); penalties of stitches into it say "
+                "nothing"
+            )
     others = [s for s in scores.stitched if s.head.kind == "model" and s.head.model != s.tail]
     if misled := [s for s in others if scores.is_misled(s)]:
         most = max(misled, key=lambda s: scores.compute_kept(s) or 0)

@@ -19,7 +19,7 @@ from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.lockstep import Pass
 from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, record_pass, replay_pass
-from repsim_cli.studies.verify.rounding import Places, judge
+from repsim_cli.studies.verify.rounding import Places, have_same_values, judge
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory
 from repsim_cli.studies.verify.units import ModelUnit, find_unit_key, hook_units
@@ -67,7 +67,7 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
         tensors, units, kept = weights.compare(reference.weights, candidate.weights), reference.units, []
         _check_finite(tensors, run.labels[0])
     inside = {find_unit_key(name, units) for name, *_ in tensors.differ} - {""}
-    results = []
+    results, outs = [], []
     for number, batch in enumerate(run.progress(run.batches, label="verify", unit="batches")):
         if isinstance(reference, Saved):
             calls = kept[number]
@@ -76,6 +76,8 @@ def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) 
                 calls = record_pass(reference.model, units, batch, run.precisions)
         with run_or_refuse(run.labels[1], batch):
             results.append(replay_pass(candidate.model, candidate.units, batch, calls, run.precisions, inside=inside))
+        outs.append(calls[OUT].out[""])
+    _check_outputs(outs, run.labels[0])
     rows = (
         None
         if isinstance(reference, Saved)
@@ -112,6 +114,7 @@ def run_by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Pas
         stack.callback(list, parts)
     compared.rest()
     _check_finite(compared.tensors(), run.labels[0])
+    _check_outputs([of_batch[OUT].out[""] for of_batch in calls], run.labels[0])
     _check_repeats([calls[0][OUT].out[""], again.result], reference.model, run.labels[0])
     _check_repeats([each.result for each in free], candidate.model, run.labels[1])
     with _load_embedding(reference), _load_embedding(candidate):
@@ -224,11 +227,15 @@ def _check_finite(tensors: Tensors, label: str) -> None:
         raise BadInput(f"{label}: weights that are not finite, got {tensors.lost[0]}{rest}; nothing is told from them")
 
 
+def _check_outputs(outs: Sequence[Tensor], label: str) -> None:
+    """Raises BadInput where no row of any output tells anything."""
+    if not any(torch.isfinite(out).any() for out in outs):
+        raise BadInput(f"{label}: its output is finite nowhere on this input; give input of which it is")
+
+
 def _check_repeats(outs: Sequence[Tensor], model: nn.Module, label: str) -> None:
     first, again = outs
-    if not torch.equal(torch.isnan(first), torch.isnan(again)) or not torch.equal(
-        first.nan_to_num(), again.nan_to_num()
-    ):
+    if not have_same_values(first, again):
         why = "it is in training mode; call eval()" if model.training else "look for random numbers in its forward pass"
         raise BadInput(f"{label}: two passes on the same input differ, got other values; {why}")
 

@@ -91,6 +91,14 @@ def zero_masked_values(x: Tensor) -> Tensor:
     return torch.where(x < MASKED, torch.zeros_like(x), x)
 
 
+def have_same_values(x: Tensor, y: Tensor) -> bool:
+    """Tells whether two tensors have the same values, of which those that are no numbers are alike."""
+    if torch.equal(x, y):
+        return True
+    lost = torch.isnan(x)
+    return x.shape == y.shape and torch.equal(lost, torch.isnan(y)) and torch.equal(x[~lost], y[~lost])
+
+
 def measure_rounding_norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
     """Measures the reference's rounding by row: how far `floor`, the same in another precision, is from it."""
     x, r = (raise_precision(places.tokens(side)[0]).double() for side in (floor, reference))
@@ -103,7 +111,7 @@ def judge(
 ) -> Judged:
     """Judges a tensor of the candidate. floor: the reference's rounding; None: as much as each row's own. dtype: the
     coarser of both."""
-    if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
+    if candidate.dtype == reference.dtype and have_same_values(candidate, reference):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
     c, r = (zero_masked_values(raise_precision(x)) for x in (c, r))

@@ -1,5 +1,7 @@
 """What the rows of two sides share beyond the right answers: planted shares, another solver, and a stitch of noise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,28 @@ def test_what_misleads(shared, kept, misled):
     stitch, scores = planted(shared, kept)
     assert scores.compute_kept(stitch) == pytest.approx(kept)
     assert scores.is_misled(stitch) == misled
+
+
+class Told(list):
+    warn = list.append
+
+
+@pytest.mark.parametrize(("loss", "known"), [(0.3, True), (1.4, False)])
+def test_a_tail_that_knows_nothing_is_warned_of(loss, known):
+    """Of four answers that come as often, of which log 4 = 1.386 nats are known by their shares alone."""
+    stitch, scores = planted(0.5, 0.9)
+    alone = {"a": {"loss": np.full(10, loss), "correct": np.zeros(10)}}
+    scores, told = replace(scores, alone=alone), Told()
+    warn_of_misled(told, scores)
+    assert (scores.compute_kept(stitch) is not None) == known
+    assert told == (
+        []
+        if known
+        else [
+            "stitching: a knows no more of the right answers than how often each comes (loss 1.4, 1.39 for their shares "
+            "alone); penalties of stitches into it say nothing"
+        ]
+    )
 
 
 @pytest.mark.slow

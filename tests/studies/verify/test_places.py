@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from planted import FAULTS, batches, built, planted, weight
 from torch import nn
 
+import repsim_cli
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.studies.verify import inputs
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING
+from repsim_cli.studies.verify.rounding import have_same_values
 from repsim_cli.studies.verify.study import verify_models
 
 # one architecture or two for each kind of fault
@@ -326,3 +328,30 @@ def test_equal_infinite_weights_are_no_fault():
     b = copy.deepcopy(a)
     b[0].weight.data *= 1.01
     assert verify_models(a, b, rows).effect["relative"] == pytest.approx(0.01, abs=0.01)
+
+
+def make_net(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_input_that_tells_nothing_is_refused(value, seed):
+    with pytest.raises(BadInput, match="reference: its output is finite nowhere on this input; give input of which"):
+        repsim_cli.verify(make_net(0), make_net(seed), [torch.full((8, 4), value)])
+
+
+def test_rows_that_are_no_numbers_are_alike_in_the_same_model():
+    rows = torch.randn(8, 4)
+    rows[3] = float("nan")
+    assert repsim_cli.verify(make_net(0), make_net(0), [rows]).verdict == IDENTICAL
+    assert repsim_cli.verify(make_net(0), make_net(1), [rows]).verdict == DIFFERENT
+
+
+def test_values_are_the_same_where_none_is_a_number():
+    x = torch.tensor([1.0, float("nan"), float("inf")])
+    assert have_same_values(x, x.clone())
+    assert not have_same_values(x, x.nan_to_num())
+    assert not have_same_values(x, torch.tensor([2.0, float("nan"), float("inf")]))
+    assert not have_same_values(x, x[:2])
