@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from repsim_cli.api.new_run import perform_in
 from repsim_cli.base.errors import BadInput
@@ -58,7 +57,7 @@ def check_target(given: Any) -> float:
     return float(given)
 
 
-def make_sampler(settings: Settings, compose: Callable[[Settings, Sequence[str] | None], DictConfig]) -> Make:
+def make_sampler(settings: Settings, compose: Callable[[Settings, Sequence[str] | None], Any]) -> Make:
     """Makes what checks a comparison with further settings.
 
     settings: of the comparison. compose(settings, look): its configuration; look: measures in place of its own, without
