@@ -80,7 +80,9 @@ def test_it_is_measured_by_the_study(repsim, newest, stored):
 
 
 def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):
-    words = ("model=[tiny_a,tiny_b]", "measure=[cka,euclidean]", "extract.sequences=8", "extract.batch_rows=256")
+    words = (
+        "model=[tiny_a,tiny_b]", "measure=[cka,euclidean]", "extract.sequences=8", "extract.batch_rows=256", "extract.layers=[0,3,-1]",
+    )  # fmt: skip
     code, _, err = repsim("run", "-q", *words, "hardware.threads=1", "analyses.robustness={change: 0.0}", "cache=false")
     assert code == 0, err
     whole, manifest = (json.loads((newest() / name).read_text()) for name in ("results.json", "manifest.json"))
@@ -92,7 +94,7 @@ def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" in key} == {768}
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" not in key} == {1024}
     table = whole["tables"]["robustness"]
-    assert [row[2] for row in table["rows"]] == [66] * 13
+    assert [row[2] for row in table["rows"]] == [15] * 13
     code, out, _ = repsim("run", *words, "analyses.robustness={}", "dry_run=true")
     assert code == 0
     assert (
