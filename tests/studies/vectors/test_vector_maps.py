@@ -320,6 +320,34 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
     assert "model: two are needed, the old one first, got 1" in err
 
 
+def test_models_have_the_names_and_texts_the_column_that_are_given(repsim, place):
+    Path("said.csv").write_text(Path("texts.csv").read_text().replace("text\n", "said\n", 1))
+    words = ("--data", "said.csv", "--column", "said", "--names", "before,after", "--kind", "ridge")
+    code, out, err = repsim(
+        "map",
+        "fit",
+        "tiny_a_step400",
+        "tiny_a",
+        *words,
+        "--layers",
+        "resid_post@3,resid_post@5",
+        "--out",
+        "one.safetensors",
+    )
+    assert code == 0, err
+    record = load_map("one.safetensors").record
+    assert [(record[side]["model"], record[side]["layer"]) for side in ("from", "to")] == [
+        ("before", "resid_post@3"),
+        ("after", "resid_post@5"),
+    ]
+    assert record["counts"]["documents"] + record["counts"]["documents held out"] == 120
+    (written,) = [line.split(": ")[1] for line in out.splitlines() if line.startswith("  written: ")]
+    assert written == "one.safetensors"
+    (run,) = [line.split(": ")[1] for line in out.splitlines() if line.startswith("  run: ")]
+    assert f"  {next((Path(run) / 'maps').iterdir())}" in out.splitlines()
+    assert "  warning: " not in out
+
+
 @pytest.mark.drawn
 def test_models_are_mapped_too(repsim, newest):
     """Two steps of a training, at two layers: the map is better than vectors as they are, and the figure is drawn."""
