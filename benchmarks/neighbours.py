@@ -1,10 +1,10 @@
-"""Neighbours of many rows: what whole runs take, planned and measured, exact and of sampled rows.
+"""Neighbours and distances of many rows: what whole runs take, planned and measured, exact and of sampled rows.
 
 Command: python benchmarks/neighbours.py FOLDER [ROWS:WIDTH:ESTIMATE[:MEASURE] ...]     (20000:384:full
          20000:384:sampled by default; the largest ones are written into FOLDER as float16 and deleted at the end)
 
-Two models of one layer that share 24 directions, `mutual_knn`, `k: 10`, or another measure; `sampled` takes 4096 rows.
-One thread.
+Two models of one layer that share 24 directions, `mutual_knn`, `k: 10`, or another measure; `sampled` takes 4096 rows,
+`jackknife` a sample of 4096 rows by themselves (`extract.estimate=full`) with its error. One thread.
 """
 
 import json
@@ -19,6 +19,13 @@ from pathlib import Path
 import numpy as np
 
 SHARED, AT_ONCE = 24, 10_000
+JACKKNIFE = ["significance.jackknife=true", "significance.clusters=row"]
+ESTIMATES = {
+    "full": ["extract.estimate=full", "extract.rows={rows}"],
+    "sampled": ["extract.estimate=sampled", "extract.rows=4096"],
+    "per_batch": ["extract.estimate=per_batch"],
+    "jackknife": ["extract.estimate=full", "extract.rows=4096", *JACKKNIFE],
+}
 
 
 def write(file: Path, rows: int, width: int, seed: int) -> None:
@@ -37,7 +44,7 @@ def run(folder: Path, rows: int, width: int, estimate: str, measure: str = "mutu
         write(file, rows, width, seed)
     words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", f"measure=[{measure}]", "hardware.threads=1"]
     words += [f"+model.{file.stem}={{kind: precomputed, path: {file}}}" for file in files]
-    words += [f"extract.estimate={estimate}", f"extract.rows={4096 if estimate == 'sampled' else rows}"]
+    words += [word.format(rows=rows) for word in ESTIMATES[estimate]]
     places = {"REPSIM_OUTPUTS": str(folder / "outputs"), "REPSIM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **places}
     plan = subprocess.run([*words, "dry_run=true"], env=environment, stdout=subprocess.PIPE, text=True, check=True)

@@ -188,11 +188,11 @@ def gromov_wasserstein(
         rows. With more it can be (at 1000 rows in 4 % of the pairs, `benchmarks/starts.py`); the audit fails above 5 %.
         `identity` alone is not audited.
     held_rows: of more rows the distances are not held, and the run warns of it. Up to 2048 blocks of close rows are
-        matched as above (a start `principal_axes` may then be the blocks' own order), then the rows in them; these, or
-        the rows' own pairing, are lowered in sweeps over groups of close rows. The value is the objective of that
-        coupling over all rows: where rows come with each other about what all distances find; of shuffled rows of
-        layers that hardly differ up to 7 times as high (`benchmarks/gromov_blocks.py`). Both bounds are then what mean
-        distances give, which is below the third.
+        matched as above, then the rows in them; these, the rows' own pairing, or what their places along the principal
+        axes of both sides say (a start `principal_axes`, which may also be the blocks' own order), are lowered in
+        sweeps over groups of close rows. The value is the objective of that coupling over all rows, a local minimum
+        (`benchmarks/gromov_blocks.py`: against the search with all distances, and at 100,000 rows). Both bounds are
+        then what mean distances give, which is below the third.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
     minimum. More starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave

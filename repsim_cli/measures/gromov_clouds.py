@@ -1,8 +1,10 @@
-"""Gromov-Wasserstein of rows with too many distances to hold: by blocks of rows, then by groups of rows at a time.
+"""Gromov-Wasserstein of rows with too many distances to hold: by blocks of rows or along principal axes, then by groups
+of rows at a time.
 
 The value is the objective of the coupling that is found, over all pairs of rows, in float32.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,10 +25,11 @@ from repsim_cli.measures.gromov_spaces import CostScale, Space, group_rows_into_
 BLOCKS = 2048  # at most, two rows each or more
 GROUP = 2500  # rows at most that are matched anew at a time
 LANDMARKS = 4096  # matched rows; distances to them stand for those to all rows
-SWEEPS, RACED = 12, 2  # over all groups of rows; of every start, before the lowest goes on alone
+SWEEPS, RACED = 24, 2  # over all groups of rows; of every start, before the lowest goes on alone
 SETTLED = 3e-4  # relative decrease at which sweeps end
 SAME = 1e-10  # of the mean squared distance: rows that are matched so need no search
 AXES = 32  # along which rows are split into blocks
+SIGNED, DIRECTIONS = 12, 6  # axes whose signs third moments say; directions along which groups of rows are close
 TILE = 2048
 
 Rows = Float[Tensor, "n d"]
@@ -127,8 +130,8 @@ def add_squares(x: Tensor) -> float:
 
 
 def find_best_assignment(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, seed: int) -> Assigned:
-    """Finds the lowest assignment: of blocks (start `pot` from where POT starts), of the rows' own pairing, and of what
-    these are lowered to by sweeps over groups of rows."""
+    """Finds the lowest assignment: of blocks (start `pot` from where POT starts), of rows along principal axes, of the
+    rows' own pairing, and of what these are lowered to by sweeps over groups of rows."""
     a, b = order_pair(a, b)
     own, size = np.arange(len(a.rows)), max(a.size, b.size)
     if not size:
@@ -138,14 +141,16 @@ def find_best_assignment(a: Cloud, b: Cloud, *, start: GromovStart, restarts: in
     some = draw.choice(len(x), min(len(x), LANDMARKS), replace=False)
     pair = CloudPair(x, y, size, some, compute_cross_distances(x[some], x[some]))
     axes = [project_onto_axes(side) for side in (x, y)]
-    starts, steps = dict[str, Matched](), 0
+    starts, steps = list[tuple[str, Matched]](), 0
     if start != "pot":
-        starts["identity"] = own
+        starts.append(("identity", own))
     if start != "identity" and not (starts and pair.estimate(own) <= SAME):
         name, matched, steps = match_by_blocks(x, y, axes, start=start, restarts=restarts, seed=seed)
-        starts[name] = matched
+        starts.append((name, matched))
+        if start == "best":
+            starts.append(("principal_axes", match_along_axes(axes)))
     ends = []
-    for name, matched in starts.items():
+    for name, matched in starts:
         end, more = lower_by_sweeps(matched, pair, axes, draw, RACED if len(starts) > 1 else SWEEPS)
         ends.append((pair.estimate(end), name, end))
         steps += more
@@ -153,7 +158,8 @@ def find_best_assignment(a: Cloud, b: Cloud, *, start: GromovStart, restarts: in
     if len(starts) > 1:
         end, more = lower_by_sweeps(end, pair, axes, draw, SWEEPS - RACED)
         steps += more
-    found = [(pair.objective(matched), matched, of) for of, matched in [(name, end), *starts.items()]]
+    compared = [(name, end), *(one for one in starts[:1] if one[1] is not end)]
+    found = [(pair.objective(matched), matched, of) for of, matched in compared]
     value, matched, name = min(found, key=lambda one: one[0])
     return Assigned(value, matched, name, steps)
 
@@ -171,9 +177,13 @@ def split(coordinates: Float[np.ndarray, "n axes"], most: int, rows: Indices | N
     if len(rows) <= most:
         return [rows]
     here = coordinates[rows] - coordinates[rows].mean(0)
-    order = (here @ np.linalg.eigh(here.T @ here)[1][:, -1]).argsort(kind="stable")
+    order = (here @ find_longest_axis(here)).argsort(kind="stable")
     halves = np.sort(order[: len(rows) // 2]), np.sort(order[len(rows) // 2 :])
     return [part for half in halves for part in split(coordinates, most, rows[half])]
+
+
+def find_longest_axis(here: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, " axes"]:
+    return np.linalg.eigh(here.T @ here)[1][:, -1]
 
 
 class RowBlocks(NamedTuple):
@@ -222,6 +232,44 @@ def match_by_blocks(
     return "principal_axes" if found.start == "identity" else found.start, matched, found.steps
 
 
+def match_along_axes(axes: Sequence[Float[np.ndarray, "n _"]]) -> Matched:
+    """Matches rows by their places along the principal axes of both sides, in order of variance, with the signs by
+    which third moments agree best."""
+    count = min(SIGNED, *(side.shape[1] for side in axes))
+    left, right = (side[:, -count:] for side in axes)
+    right = right * choose_signs(compute_third_moments(left) * compute_third_moments(right))
+    matched = np.empty(len(left), int)
+    for rows, columns in split_alike(left, right, np.arange(len(left)), np.arange(len(left))):
+        matched[rows] = columns[match_within(torch.from_numpy(left[rows]), torch.from_numpy(right[columns]))]
+    return matched
+
+
+def compute_third_moments(z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k k"]:
+    total = np.zeros((z.shape[1],) * 3)
+    for part in np.split(z, range(TILE, len(z), TILE)):
+        total += np.einsum("nk,nlm->klm", part, part[:, :, None] * part[:, None], optimize=True)
+    return total / len(z)
+
+
+def choose_signs(agreement: Float[np.ndarray, "k k k"]) -> Float[np.ndarray, " k"]:
+    """Of all signs s those with the largest sum of agreement_klm s_k s_l s_m."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(agreement))), np.float32)
+    return signs[np.einsum("klm,sk,sl,sm->s", agreement, signs, signs, signs, optimize=True).argmax()]
+
+
+def split_alike(
+    left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"], rows: Indices, columns: Indices
+) -> list[tuple[Indices, Indices]]:
+    """Halves as many rows of the left as of the right at their medians along one axis until no part has more than
+    `GROUP`."""
+    if len(rows) <= GROUP:
+        return [(rows, columns)]
+    axis, half = find_longest_axis(left[rows] - left[rows].mean(0)), len(rows) // 2
+    orders = [part[(side[part] @ axis).argsort(kind="stable")] for side, part in ((left, rows), (right, columns))]
+    halves = [[order[:half] for order in orders], [order[half:] for order in orders]]
+    return [pair for half in halves for pair in split_alike(left, right, *half)]
+
+
 def match_within(left: Float[Tensor, "n k"], right: Float[Tensor, "m k"]) -> Int[np.ndarray, " n"]:
     """Matches rows by their distances to k others; numbers from m on stand for none."""
     n, m = len(left), len(right)
@@ -232,9 +280,12 @@ def match_within(left: Float[Tensor, "n k"], right: Float[Tensor, "m k"]) -> Int
 
 
 def group_rows(axes: Sequence[np.ndarray], matched: Matched, turn: int, draw: np.random.Generator) -> list[Indices]:
-    """Groups of close rows, by turns of the one and of the other side; in each turn the axes count otherwise."""
+    """Groups of rows that are close along a few random directions, by turns of the one and of the other side. Long axes
+    count most, and the bounds of groups lie elsewhere in every turn."""
     side = axes[turn % 2]
-    parts = split(side * np.exp(draw.standard_normal(side.shape[1]) / 2).astype(np.float32), GROUP)
+    along = side @ (side.std(0)[:, None] * draw.standard_normal((side.shape[1], DIRECTIONS), np.float32))
+    sizes = along.std(0).clip(np.finfo(np.float32).tiny)  # 0 where all rows are equal
+    parts = split(along / sizes * np.exp(0.3 * draw.standard_normal(DIRECTIONS, np.float32)), GROUP)
     return [matched.argsort()[part] for part in parts] if turn % 2 else parts
 
 

@@ -62,6 +62,24 @@ def test_a_rotated_copy_of_ten_thousand_rows():
     assert values == sorted(values)
 
 
+def test_third_moments_say_which_rows_are_the_same():
+    """Of a skewed cloud and its shuffled copy, of more rows than a group has, with other signs of its axes."""
+    x = np.random.default_rng(0).gamma(1.0, size=(6000, 5)).astype("f4") * np.arange(1, 6, dtype="f4")
+    order = np.random.default_rng(1).permutation(len(x))
+    x -= x.mean(0)
+    matched = gromov_clouds.match_along_axes([x, x[order] * np.array([1, -1, -1, 1, -1], "f4")])
+    assert (order[matched] == np.arange(len(x))).all()
+
+
+@pytest.mark.slow
+def test_shuffled_rows_of_layers_that_hardly_differ_end_where_their_own_pairing_does():
+    """More rows than a group has, and a planted pairing that blocks alone do not find."""
+    x, _ = sides(3000)
+    y = rotated(torch.nn.functional.gelu(x), noise=0.1)
+    paired, found = (by_blocks(x, other) for other in (y, shuffled(y)))
+    assert found <= 1.01 * paired
+
+
 @pytest.mark.parametrize("start", ["best", "pot", "identity"])
 def test_the_value_is_the_objective_of_its_coupling_and_never_above_its_starts(start):
     x, y = sides(500)
