@@ -252,7 +252,7 @@ def compute_third_moments(z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "k k
 
 
 def choose_signs(agreement: Float[np.ndarray, "k k k"]) -> Float[np.ndarray, " k"]:
-    """Of all signs s those with the largest sum of agreement_klm s_k s_l s_m."""
+    """Chooses of all signs s those with the largest sum of agreement_klm s_k s_l s_m."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(agreement))), np.float32)
     return signs[np.einsum("klm,sk,sl,sm->s", agreement, signs, signs, signs, optimize=True).argmax()]
 
