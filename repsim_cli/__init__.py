@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from repsim_cli.api.result import Result, load
     from repsim_cli.api.vector_maps import apply_map, fit_map
     from repsim_cli.api.verify import assert_same, verify
-    from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+    from repsim_cli.base.errors import BadInput, Degenerate, RepsimError, RunFailed
     from repsim_cli.studies.grounding.own_measure import grade
 
 __version__ = "0.2.0"
 __all__ = [
-    "BadInput", "RepsimError", "Result", "RunFailed", "apply_map", "assert_same", "compare", "fit_map", "grade", "load",
-    "register_data", "register_measure", "register_model", "register_study", "verify",
+    "BadInput", "Degenerate", "RepsimError", "Result", "RunFailed", "apply_map", "assert_same", "compare", "fit_map",
+    "grade", "load", "register_data", "register_measure", "register_model", "register_study", "verify",
 ]  # fmt: skip
 _ROOMS = {
     "Result": "api.result",
@@ -26,7 +26,7 @@ _ROOMS = {
 _ROOMS |= dict.fromkeys(("apply_map", "fit_map"), "api.vector_maps")
 _ROOMS |= dict.fromkeys(("assert_same", "verify"), "api.verify")
 _ROOMS |= {f"register_{what}": "api.plugins" for what in ("data", "measure", "model", "study")}
-_ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "base.errors")
+_ROOMS |= dict.fromkeys(("BadInput", "Degenerate", "RepsimError", "RunFailed"), "base.errors")
 
 
 def __getattr__(name: str) -> Any:

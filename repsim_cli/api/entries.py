@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.base import registry
@@ -97,8 +95,6 @@ def is_transformers(model: Any) -> bool:
 
 def make_model_entry(label: str, model: Any) -> dict[str, Any]:
     """The entry of a configuration for a model. Raises BadInput for what is none."""
-    from torch import Tensor
-
     try:
         if isinstance(model, str | os.PathLike):
             return dict(find_model_entry(os.fspath(model)))
@@ -107,7 +103,7 @@ def make_model_entry(label: str, model: Any) -> dict[str, Any]:
         if is_transformers(model):
             parts = model if isinstance(model, tuple) else (model,)
             return models_in_memory.hold(models_in_memory.wrap_transformers(*parts))
-        if isinstance(model, np.ndarray | Tensor):
+        if _are_rows(model):
             model = {"rows": model}
         if isinstance(model, Mapping) and isinstance(model.get("kind"), str):
             return dict(model)
@@ -121,6 +117,13 @@ def make_model_entry(label: str, model: Any) -> dict[str, Any]:
         f"models.{label}: not a model, got {type(model).__name__}; give a folder, a hub id, a transformers model, a "
         "torch module or arrays"
     )
+
+
+def _are_rows(model: Any) -> bool:
+    """Says whether a model is given as rows: an array, a tensor, a table, or a list of rows."""
+    if isinstance(model, list | tuple) and model:
+        return isinstance(model[0], list | tuple) or hasattr(model[0], "__array__")
+    return hasattr(model, "__array__") or hasattr(model, "toarray")
 
 
 def make_data_entry(given: Any) -> dict[str, Any]:

@@ -1,20 +1,34 @@
 """How programs and other packages add measures, models, data sets and studies, each by a decorator."""
 
 import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+from torch import Tensor
+
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.base.registry import Registry
+from repsim_cli.base.schemas import call_checked
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 LABEL = re.compile("[a-z][a-z0-9_]*")
 NAME = "repsim_name"  # the attribute of a function that is a measure
+WEAKEST = {
+    "bounds": (None, None),
+    "symmetric": False,
+    "is_metric": False,
+    "invariant_to": frozenset[Any](),
+    "minimum_rows": 2,
+    "cost": "not known",
+    "source": "none given",
+}  # claims
 
 
 def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Callable[[Function], Function]:
@@ -34,34 +48,27 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
 
     Example: register_measure("gap", larger_is_closer=False)(lambda x, y: (x.mean() - y.mean()).abs())
     """
-    weakest = {
-        "label": name,
-        "bounds": (None, None),
-        "symmetric": False,
-        "is_metric": False,
-        "invariant_to": frozenset(),
-        "minimum_rows": 2,
-        "cost": "not known",
-        "source": "none given",
-    }
+    _check_name("register_measure", name)
     if not LABEL.fullmatch(name):
         raise BadInput(f"register_measure: letters a to z, digits and _ make a name, got '{name}'; give another")
-    try:
-        card = Card(larger_is_closer=larger_is_closer, **{**weakest, **claims})
-    except TypeError as error:
-        raise BadInput(f"register_measure: not a claim of a measure ({error}), got {', '.join(claims)}") from None
-    card = Card(**{**vars(card), "invariant_to": frozenset(card.invariant_to)})
+    card = _make_card({**WEAKEST, "label": name, "larger_is_closer": larger_is_closer, **claims})
 
     def decorate(function: Function) -> Function:
-        parameters = [*inspect.signature(function).parameters.values()]
+        parameters = [*_read_signature(function).parameters.values()]
         settings = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
         if unset := [each.name for each in settings if each.default is each.empty]:
             raise BadInput(f"register_measure: a setting has a default, got {unset[0]} without; write {unset[0]}=VALUE")
+        whole = len(settings) == len(parameters)  # it gives a measure
 
         def bind(**given: Any) -> Measure:
-            if len(settings) == len(parameters):
-                return function(**given)
-            return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, partial(function, **given)))
+            if not whole:
+                return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, name, partial(function, **given)))
+            if not isinstance(made := function(**given), Measure):
+                raise BadInput(
+                    f"a function of settings alone returns a Pairwise or InnerProduct, got "
+                    f"{type(made).__name__}; let it take x and y, or return one"
+                )
+            return made
 
         bind.__signature__ = inspect.Signature(settings)  # type: ignore[attr-defined]
         bind.__wrapped__ = function  # type: ignore[attr-defined]
@@ -73,16 +80,63 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     return decorate
 
 
+def _check_name(where: str, name: Any) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise BadInput(f"{where}: not a name, got {name!r:.60}; write @repsim_cli.{where}('NAME')")
+
+
+def _make_card(claims: dict[str, Any]) -> Card:
+    """The card of these claims. Raises BadInput for one that is none, or has a wrong value."""
+    for claim, kind, example in (("bounds", tuple, "(0, None)"), ("invariant_to", frozenset, "{'orthogonal'}")):
+        if not isinstance(given := claims[claim], Collection) or isinstance(given, str):
+            raise BadInput(f"register_measure.{claim}: not several values, got {given!r:.60}; write {example}")
+        claims[claim] = kind(given)
+    return call_checked("register_measure", Card, claims)
+
+
+def _read_signature(function: Any) -> inspect.Signature:
+    """The signature of a function of x and y, or of settings alone. Raises BadInput for others."""
+    try:
+        signature = inspect.signature(function)
+        taken = [each for each in signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
+        if taken:
+            inspect.Signature(taken).bind(0, 0)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"register_measure: not a function of x and y, got {function!r:.60}; write def NAME(x, y, *, SETTING=VALUE)"
+        ) from None
+    return signature
+
+
 def _keep_rows(x: Any) -> Any:
     return x
 
 
-def _compute_value(function: Callable[..., Any], x: Any, y: Any) -> float:
-    return float(function(x, y))
+def _compute_value(name: str, function: Callable[..., Any], x: Any, y: Any) -> float:
+    """The number that a function from outside gives. Raises RunFailed where it fails or gives none, and Degenerate
+    where this is not finite."""
+    try:
+        given = function(x, y)
+    except RepsimError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise RunFailed(f"{name}: the measure fails, got {reason}; mend it") from error
+    value = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0 else given
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        shape = f" {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else ""
+        raise RunFailed(f"{name}: the measure gives no number, got {type(given).__name__}{shape}; return a float")
+    if not math.isfinite(value):
+        raise Degenerate(f"{name}: its value is not finite, got {value}; mend the measure, or give other rows")
+    return float(value)
 
 
-def _add_to(room: Registry, name: str) -> Callable[[Function], Function]:
+def _add_to(room: Registry, where: str, name: str) -> Callable[[Function], Function]:
+    _check_name(where, name)
+
     def decorate(function: Function) -> Function:
+        if not callable(function):
+            raise BadInput(f"{where}: not a function, got {function!r:.60}; decorate one")
         room.add(name, function)
         return function
 
@@ -92,15 +146,15 @@ def _add_to(room: Registry, name: str) -> Callable[[Function], Function]:
 def register_model(name: str) -> Callable[[Function], Function]:
     """Makes a kind of model, `{kind: NAME}`, of a function of settings that returns a
     `repsim_cli.models.source.Source`."""
-    return _add_to(registry.models, name)
+    return _add_to(registry.models, "register_model", name)
 
 
 def register_data(name: str) -> Callable[[Function], Function]:
     """Makes a kind of data, `data.kind=NAME`, of a function of settings that returns a
     `repsim_cli.data.packing.Text`."""
-    return _add_to(registry.data, name)
+    return _add_to(registry.data, "register_data", name)
 
 
 def register_study(name: str) -> Callable[[Function], Function]:
     """Makes a study, `study=NAME`, of a subclass of `repsim_cli.engine.study.Study`."""
-    return _add_to(registry.studies, name)
+    return _add_to(registry.studies, "register_study", name)

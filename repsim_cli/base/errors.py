@@ -56,5 +56,5 @@ def refuse_panics() -> Iterator[None]:
         raise failed from error
 
 
-class Degenerate(RepsimError):
+class Degenerate(BadInput):
     """A representation for which a measure is undefined (constant, too few rows, not finite)."""

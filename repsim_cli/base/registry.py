@@ -135,6 +135,9 @@ class Registry:
     def get(self, name: str) -> RegistryEntry:
         """Imports what registers the name. Raises BadInput with the near misses for an unknown one, or where a plug-in
         cannot be loaded."""
+        if not isinstance(name, str):
+            known = did_you_mean("", self.names())
+            raise BadInput(f"{self.noun}: not a name, got {name!r:.60}; give one as text, {known}")
         if not any(name in known for known in (self._own, self._entries, self.plugins)):
             raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, self.names())}")
         if name not in self._entries and name in self._own:

@@ -16,12 +16,12 @@ ALL = "all"
 
 def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
-    from repsim_cli.config.binding import bind_measure
+    from repsim_cli import measures
 
     settings = parse_settings(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
-    bound = None if parsed.name == ALL else bind_measure(parsed.name, settings)
+    bound = None if parsed.name == ALL else measures.get(parsed.name, **settings)
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
     if labels is not None and bound is not None and not bound.card.labelled:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.config.binding import Fields, attempt, bind, give_up
+from repsim_cli.base.schemas import Fields, attempt, give_up
+from repsim_cli.config.binding import bind
 from repsim_cli.config.words import parse_settings
 from repsim_cli.findings.analyse import choose_options, find_analysis_card
 from repsim_cli.findings.analysis import Planned

@@ -1,91 +1,20 @@
 """Plain values -> a function's arguments, checked against its signature; all problems are gathered, by key path."""
 
 import inspect
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, replace
 from functools import cache
-from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.base.files import explain
-from repsim_cli.base.planning import note_under
-from repsim_cli.base.ranges import say_range
 from repsim_cli.base.registry import Registry, RegistryEntry, did_you_mean
+from repsim_cli.base.schemas import Fields, attempt, build_schema, call_and_note, give_up, validate_values
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
-# in the places of pydantic's errors, of a value that may be of several kinds
-KINDS = ("constrained-", "literal[", "list[", "dict[")
-# pydantic's errors about a value that may be one of several kinds of numbers, of which each asks for its own part
-OF_NUMBERS = [
-    *("int_type", "int_from_float", "float_type"),
-    *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
-]
-Fields = dict[str, Any]
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
-
-
-def give_up(problems: list[str]) -> None:
-    if problems:
-        raise BadConfig(list(dict.fromkeys(problems)))
-
-
-def attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
-    """The step's value, or None; its problems are noted, each after the prefix of its key path."""
-    try:
-        return step()
-    except Unreachable:  # gathered over all models
-        raise
-    except BadConfig as error:
-        problems += [prefix + problem for problem in error.problems]
-    except BadInput as error:
-        problems.append(f"{prefix}{error}")
-    except OSError as error:
-        problems.append(f"{prefix}{explain(error)}")
-    return None
-
-
-def validate_values(schema: type[BaseModel], given: Fields) -> Any:
-    """The values as the schema. Raises BadConfig with every problem."""
-    try:
-        return schema.model_validate(given)
-    except ValidationError as error:
-        raise BadConfig([*_explain(error, schema.model_fields)]) from None
-
-
-def _explain(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
-    """Writes pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
-    for _, of_one in groupby(error.errors(include_url=False), key=_place):
-        problem, *others = of_one  # of a value of several kinds, what each asks for
-        path = ".".join(part for part in map(str, _place(problem)) if not part.startswith(KINDS))
-        got, kind = repr(problem["input"])[:80], problem["type"]
-        if kind == "extra_forbidden":
-            yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
-        elif kind == "string_pattern_mismatch":
-            yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
-        elif kind == "too_short":
-            yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
-        elif kind == "missing":
-            yield f"{path}: missing; set it"
-        elif others and path in fields and all(each["type"] in OF_NUMBERS for each in (problem, *others)):
-            yield f"{path}: wrong value, got {got}; give {say_range(fields[path].annotation)}"
-        else:
-            asked = [x["msg"].removeprefix("Input should be ").removeprefix("a valid ") for x in (problem, *others)]
-            yield f"{path}: wrong value, got {got}; give {', or '.join(asked)}"
-
-
-def _place(problem: Any) -> tuple[Any, ...]:
-    """The path of a problem, which is that of the value itself where it may be of several kinds."""
-    *parts, last = problem["loc"]
-    of_kind = str(last).startswith(KINDS) or (last == "str" and parts and not str(parts[-1]).startswith("dict["))
-    return tuple(parts) if of_kind else (*parts, last)
 
 
 def check_arguments(
@@ -126,16 +55,15 @@ def _build_arguments_schema(function: Callable[..., Any], without: frozenset[str
     """The arguments of a function, of which those that are bound by themselves may be anything."""
     from repsim_cli.data.base import Data
 
-    fields: Any = {}
-    for key, parameter in inspect.signature(function).parameters.items():
-        annotation = parameter.annotation
+    def convert(annotation: Any) -> Any:
         if annotation in (Data, Data | None) or _find_nested(annotation)[0] is not None:
-            annotation = Any
-        elif _find_inner_dataclass(annotation) is not None:
-            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
-        if key not in without:
-            fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
-    return create_model("arguments", __config__=STRICT, **fields)
+            return Any
+        if _find_inner_dataclass(annotation) is not None:
+            return dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
+        return annotation
+
+    parameters = inspect.signature(function).parameters
+    return build_schema([parameter for key, parameter in parameters.items() if key not in without], convert)
 
 
 def _bind_nested_keys(problems: list[str], path: str, nested: Callable[..., Any], inner: Any) -> Any:
@@ -163,14 +91,7 @@ def _find_nested(annotation: Any) -> tuple[Any, bool]:
 def bind(problems: list[str], path: str, function: Callable[..., Any], given: Fields) -> Any:
     before = len(problems)
     arguments = check_arguments(problems, path, function, given)
-    if len(problems) > before:
-        return None
-    raised: list[str] = []
-    with note_under(path):
-        value = attempt(raised, "", lambda: function(**arguments))
-    # a problem with one argument starts with its name, and so continues the key path
-    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
-    return value
+    return None if len(problems) > before else call_and_note(problems, path, function, arguments)
 
 
 def bind_component(
@@ -269,29 +190,15 @@ def wrap_data_function(entry: RegistryEntry) -> Callable[..., Any]:
     return bind
 
 
-@cache
-def measure_function(entry: RegistryEntry) -> Callable[..., Any]:
+def wrap_measure_function(entry: RegistryEntry) -> Callable[..., Any]:
     from repsim_cli import measures
 
-    def bind(**settings: Any) -> Any:
-        return measures.get(entry.name, **settings)
-
-    bind.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
-    return bind
+    return measures.wrap_function(entry)
 
 
 def bind_model(label: str, entry: Fields) -> Any:
     """A model entry with checked settings. Raises BadConfig with every problem."""
     problems: list[str] = []
     bound = bind_component(problems, f"model.{label}", entry, registry.models, wrap_model_function)
-    give_up(problems)
-    return bound
-
-
-def bind_measure(name: str, settings: Fields) -> Any:
-    """A measure by name with checked settings. Raises BadConfig with every problem."""
-    problems: list[str] = []
-    entry = registry.measures.get(name)
-    bound = bind(problems, name, measure_function(entry), settings)
     give_up(problems)
     return bound

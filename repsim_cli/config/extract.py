@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.schemas import Fields
 from repsim_cli.base.settings import IN_BATCHES, WORDS, Extract
-from repsim_cli.config.binding import Fields, bind
+from repsim_cli.config.binding import bind
 
 # tokens of `extract.length=auto`, and of a word, with punctuation, ends of documents and what is skipped
 SHORTEST, LONGEST, PER_WORD = 128, 512, 2.5

@@ -7,8 +7,9 @@ from typing import Any
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.schemas import Fields, attempt
 from repsim_cli.base.settings import Group, Ranked
-from repsim_cli.config.binding import Fields, attempt, bind, bind_component, wrap_model_function
+from repsim_cli.config.binding import bind, bind_component, wrap_model_function
 from repsim_cli.config.presets import find_conf_folder
 
 ALL = "all"

@@ -13,22 +13,18 @@ from repsim_cli.base import registry
 from repsim_cli.base.documents import find_interpolation, find_unwritable_text
 from repsim_cli.base.errors import BadConfig, Unreachable
 from repsim_cli.base.planning import collect_unfit, use_known
+from repsim_cli.base.schemas import STRICT, Fields, attempt, give_up, validate_values
 from repsim_cli.base.settings import Extract, Hardware, Seed, Significance
 from repsim_cli.config.analyses import bind_analyses
 from repsim_cli.config.binding import (
     MISSING,
-    STRICT,
-    Fields,
-    attempt,
     bind,
     bind_component,
     bind_components,
     check_arguments,
     expand,
-    give_up,
-    measure_function,
-    validate_values,
     wrap_data_function,
+    wrap_measure_function,
 )
 from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.extract import extract_of
@@ -201,7 +197,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: expand(problems, bind_models(problems, plain, unreached)),
         "measure": lambda: bind_components(
-            problems, "measure", {"measure": measured}, registry.measures, measure_function
+            problems, "measure", {"measure": measured}, registry.measures, wrap_measure_function
         ),
         "data": lambda: bind_component(problems, "data", plain["data"], registry.data, wrap_data_function),
         "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),

@@ -163,7 +163,7 @@ def compute_row_shares(
     values = compute_defined_values(
         measure, cross, compute_self_products(measure, cross, n, dtype), states, states, names, undefined
     )
-    values = clamp_to_bounds(measure.card, values)
+    values = clamp_to_bounds(measure, values)
     for cell in undefined:
         values[cell] = torch.nan
     pairs = [pair for i, j in models for pair in _find_answers(values, places[i], places[j], measure)]

@@ -107,7 +107,7 @@ def compute_exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
             cross, prepared.norms, prepared.norms, prepared.states[measure.row], prepared.states[measure.column]
         )
         try:
-            return clamp_to_bounds(measure.card, measure.value(given)).cpu()
+            return clamp_to_bounds(measure, measure.value(given)).cpu()
         except Degenerate:
             return None
     if prepared.measure.overlap is None:

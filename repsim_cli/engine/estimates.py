@@ -260,7 +260,7 @@ def compute_from_sums(
             check_of_hsic(measure), some, some.diagonal(), (), (), *given
         )
         lack({(kept[a], kept[b]): error for (a, b), error in undefined.items()})
-    return clamp_to_bounds(measure.card, values)
+    return clamp_to_bounds(measure, values)
 
 
 def _compute_so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:

@@ -65,7 +65,7 @@ def compute_pairs_from_moments(
         del covariances
     matrices = {
         label: SimilarityMatrix(
-            values=clamp_to_bounds(measures[label].card, matrix),
+            values=clamp_to_bounds(measures[label], matrix),
             se=None,
             estimate="moments",
             rows=rows,

@@ -186,7 +186,7 @@ def compute_all_pairs(
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
         with attribute_warnings([label]):
             values = compute_defined_values(measure, prepared.cross, *given)
-        finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
+        finish(label, prepared, clamp_to_bounds(measure, values), undefined)
 
     def compare_states(group: Mapping[str, Pairwise]) -> None:
         rows = [x for x in representations if isinstance(x, Tensor)]
@@ -203,7 +203,7 @@ def compute_all_pairs(
             known = None if work is None else work.known.get(label)
             turn = PairTurn(batch=batch, known=known, work=work, show=partial(show, label))
             values, prepared = _compare_prepared_states(label, prepared, kept, undefined, turn)
-            finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
+            finish(label, prepared, clamp_to_bounds(measure, values), undefined)
         if work is not None:
             work.drop_inputs()
 

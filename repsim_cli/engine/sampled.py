@@ -77,7 +77,7 @@ def compute_sampled(
             for _ in range(ORDERS * unrelated)
         ]
         matrices[label] = SimilarityMatrix(
-            values=clamp_to_bounds(measure.card, values.cpu()),
+            values=clamp_to_bounds(measure, values.cpu()),
             se=se.cpu(),
             estimate="sampled",
             rows=len(asked.rows),

@@ -47,14 +47,14 @@ def select_measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[
 
 
 def join_reasons(why: Iterable[str]) -> str:
-    """Joins the reasons, each once and without its advice.
+    """Joins the reasons, each once and without its advice; without any, the values themselves are none.
 
     >>> join_reasons(["a: all rows are equal, got 3; drop it", "a: all rows are equal, got 3; drop it"])
     'a: all rows are equal'
     """
     distinct = list(dict.fromkeys(text.partition(", got ")[0] for text in why))
     more = f" and {len(distinct) - MOST} more reasons" if len(distinct) > MOST else ""
-    return "; ".join(distinct[:MOST]) + more
+    return "; ".join(distinct[:MOST] or ["its values are not finite"]) + more
 
 
 def invert(labels: Mapping[str, str]) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from repsim_cli.base import garbage
+from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.config.run import RunConfig
 from repsim_cli.execution.units import perform_ahead
 from repsim_cli.findings import analyse
@@ -27,7 +28,10 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     about = {"facts": facts, "measures": checked.measures, "base": keys.base, "options": checked.options}
     run.manifest.update(about, short=reasons)
     marks = {label: shortfall.mark for label, shortfall in short.items()}
-    measured = dataclasses.replace(checked.study.run(run), marks=marks)
+    try:
+        measured = dataclasses.replace(checked.study.run(run), marks=marks)
+    except Degenerate as error:  # bad input of a measure, and a run that has started
+        raise RunFailed(str(error)) from error
     run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
     with run.stage("analyses"):
         analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))

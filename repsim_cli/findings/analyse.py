@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base import environment, registry
-from repsim_cli.base.errors import BadConfig, BadInput, Degenerate, RunFailed
+from repsim_cli.base.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import Figures, Style, read_figure_settings, save
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
@@ -99,7 +99,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
             tested = [claim for claim in claims if claim.analysis == name]
             try:
                 part = Part() if given is None else find_analysis_card(name).compute(given, settings, tested)
-            except (BadInput, Degenerate) as error:
+            except BadInput as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
             verdicts = note_short(refuse_fresh(part.claims, finished, tested), finished, tested)
             part = dataclasses.replace(part, claims=verdicts)

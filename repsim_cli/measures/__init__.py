@@ -8,11 +8,17 @@
 
 import importlib.util
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import RegistryEntry
+from repsim_cli.base.schemas import call_checked
 from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.of_attention import OfAttention
@@ -48,15 +54,29 @@ def check_package(name: str) -> None:
         raise BadInput(f"{package}: needed by {name}, and not installed; pip install -e '.[topology]'")
 
 
-def get(name: str, **settings: Any) -> Measure:
+def get(name: str, /, **settings: Any) -> Measure:
     """The measure with its settings bound; call it with x, y (n, d) for the entry (row x, column y).
 
-    Raises BadInput for an unknown name, or where the measure needs a package that is not installed.
+    Raises BadInput for an unknown name, settings that the measure does not have or take, or where it needs a package
+    that is not installed.
     """
     entry = registry.measures.get(name)
-    check_package(name)
-    measure = entry.function(**settings)
-    parameters = inspect.signature(entry.function).parameters.values()
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+    return call_checked(name, wrap_function(entry), plain)
+
+
+@cache
+def wrap_function(entry: RegistryEntry) -> Callable[..., Measure]:
+    """The function of a measure's settings, which are checked already, that binds the measure to them."""
+    function = entry.function
+    parameters = inspect.signature(function).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    bound = replace(entry.card, invariant_to=entry.card.invariant_to - measure.sees)
-    return replace(measure, name=name, card=bound, settings={**defaults, **settings})
+
+    def bind(**settings: Any) -> Measure:
+        check_package(entry.name)
+        measure = function(**settings)
+        bound = replace(entry.card, invariant_to=entry.card.invariant_to - measure.sees)
+        return replace(measure, name=entry.name, card=bound, settings={**defaults, **settings})
+
+    bind.__signature__ = inspect.Signature([*parameters])  # type: ignore[attr-defined]
+    return bind

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base import registry
+from repsim_cli.base.arrays import convert_to_tensor
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.cards import Card, Invariance, Labels, Moments, Slow
 from repsim_cli.measures.centring import compute_rounding_floor, split_rows_for_cache
@@ -160,18 +161,6 @@ class Measure(ABC):
             raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
 
 
-def convert_to_tensor(name: str, given: Any) -> Tensor:
-    """Real numbers in any byte order and precision. Raises Degenerate for what are none."""
-    if isinstance(given, Tensor):
-        return given
-    array = np.asarray(given)
-    if array.dtype.kind not in "fiub":
-        raise Degenerate(f"{name}: not real numbers, got {array.dtype}; give an array of floats")
-    kind = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-    shared = array.flags.writeable and min(array.strides, default=0) >= 0  # torch has no negative strides
-    return torch.from_numpy(np.array(array, kind, order="C", copy=None if shared else True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class InnerProduct(Measure):
     """A measure of inner products of one symmetric (n, n) matrix per representation; the engine does all pairs.
@@ -204,7 +193,7 @@ class InnerProduct(Measure):
         norms = compute_self_products(self, cross, len(x), x.dtype)
         try:
             values = compute_values_from_products(self, cross, norms, states[self.row], states[self.column])
-            return float(clamp_to_bounds(self.card, values)[0, -1])
+            return float(clamp_to_bounds(self, values)[0, -1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 
@@ -270,7 +259,7 @@ class Pairwise(Measure):
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)
         value = self.compare(self.prepare_named(x, "x", codes), self.prepare_named(y, "y", codes))
-        return float(clamp_to_bounds(self.card, torch.tensor(value, dtype=torch.float64)))
+        return float(clamp_to_bounds(self, torch.tensor(value, dtype=torch.float64)))
 
     def prepare_named(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
@@ -278,16 +267,32 @@ class Pairwise(Measure):
 
 
 ROUNDING = 1e-6  # of float32 products: a value may be this far beyond its bounds
+FALSE = 1e-4  # further than float32 rounds: what a measure from outside says of its bounds is wrong
 
 
-def clamp_to_bounds(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Values beyond the card's bounds by rounding, set to the bounds. Values further out stay visible."""
-    low, high = card.bounds
+def clamp_to_bounds(measure: Measure, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Values beyond the bounds of the measure's card by rounding, set to the bounds. Values further out stay visible.
+
+    Raises RunFailed for those of a measure that a program or another package has added.
+    """
+    low, high = measure.card.bounds
+    _check_claimed_bounds(measure, values)
     if low is not None:
         values = torch.where((values < low) & (values >= low - ROUNDING), low, values)
     if high is not None:
         values = torch.where((values > high) & (values <= high + ROUNDING), high, values)
     return values
+
+
+def _check_claimed_bounds(measure: Measure, values: Float[Tensor, "..."]) -> None:
+    if not measure.name or registry.measures.own(measure.name):
+        return
+    for sign, bound in zip((-1, 1), measure.card.bounds, strict=True):
+        if bound is not None and (off := values[sign * (values - bound) > FALSE * max(1.0, abs(bound))]).numel():
+            raise RunFailed(
+                f"{measure.name}: a value beyond its bounds {measure.card.bounds}, got {float(off[0]):.6g}; mend the "
+                "measure, or the bounds that it claims"
+            )
 
 
 def run_with_label(what: str, step: Callable[[], Any]) -> Any:

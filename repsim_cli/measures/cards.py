@@ -7,6 +7,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Positive
+
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 Invariance = Literal[
     "permutation_of_neurons",
@@ -49,7 +52,7 @@ class Card:
     symmetric: bool
     is_metric: bool
     invariant_to: frozenset[Invariance]
-    minimum_rows: int
+    minimum_rows: Positive
     cost: str
     source: str
     reads: Literal["activations", "outputs", "attention"] = "activations"
@@ -63,6 +66,11 @@ class Card:
     infinite_to_itself: bool = False
     package: str | None = None
     note: str = ""
+
+    def __post_init__(self) -> None:
+        low, high = self.bounds
+        if low is not None and high is not None and low >= high:
+            raise BadInput(f"bounds: the lowest value is not below the highest, got {self.bounds}; write (LOW, HIGH)")
 
     @property
     def sees_scale_of_features(self) -> bool:

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.maps import AttentionMaps
+from repsim_cli.base.arrays import convert_to_tensor
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.base import Measure, convert_to_tensor
+from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Labels, Totals, Unit
 from repsim_cli.measures.inner import Matrix
 

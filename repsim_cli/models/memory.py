@@ -18,6 +18,7 @@ import xxhash
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from repsim_cli.base.arrays import convert_to_tensor
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.data.memory import explain_gone
@@ -106,17 +107,17 @@ def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
 
 
 def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
-    """Float arrays or tensors (n, d) by layer, in order, with paired rows. Raises BadInput for others."""
+    """Arrays, tensors or tables (n, d) of real numbers by layer, in order, with paired rows. Raises BadInput for
+    others."""
+    if not arrays:
+        raise BadInput("arrays: no layer; give {layer: array}")
     rows: dict[str, Tensor] = {}
     for name, array in arrays.items():
-        x = array.detach().cpu() if isinstance(array, Tensor) else np.array(array)
-        floats = x.is_floating_point() if isinstance(x, Tensor) else x.dtype.kind == "f"
-        if x.ndim != 2 or 0 in x.shape or not floats:
-            raise BadInput(
-                f"array '{name}': not (n, d) of floats, got {x.dtype} {tuple(x.shape)}; give it in this form"
-            )
-        if isinstance(x, np.ndarray):  # torch knows neither foreign byte orders nor longer floats
-            x = torch.from_numpy(x.astype(np.dtype(f"f{min(x.itemsize, 8)}"), copy=False))
+        if not isinstance(name, str) or not name.strip():
+            raise BadInput(f"arrays: layers are named by text, got {name!r:.60}; give {{'layer 1': array}}")
+        x = convert_to_tensor(f"array '{name}'", array).cpu()
+        if x.ndim != 2 or 0 in x.shape:
+            raise BadInput(f"array '{name}': not (n, d), got {x.dtype} {tuple(x.shape)}; give it in this form")
         rows[name] = x
     counts = sorted({len(x) for x in rows.values()})
     if len(counts) != 1:
@@ -373,7 +374,7 @@ def _call(module: nn.Module, batch: Any, forward: Forward | None) -> None:
     if isinstance(batch, tuple | list) and forward is None:
         batch = batch[0]
     if isinstance(batch, np.ndarray) and forward is None:
-        batch = torch.from_numpy(batch)
+        batch = convert_to_tensor("data: a batch", batch)
     if isinstance(batch, Tensor):
         batch = batch.to(device)
     elif isinstance(batch, Mapping):

@@ -204,11 +204,6 @@ def test_arrays_of_other_types():
     x = np.random.default_rng(0).normal(size=(50, 4))
     for kind in (">f4", ">f8", np.longdouble, np.float16):
         assert repsim_cli.compare({"a": x, "b": x.astype(kind)}, measures=["cka"]).matrix("a", "b").values > 0.999
-    for kind in (object, int, complex):
-        with pytest.raises(
-            BadInput, match=r"models.b: array 'rows': not \(n, d\) of floats, got .* \(50, 4\); give it"
-        ):
-            repsim_cli.compare({"a": x, "b": x.astype(kind)}, measures=["cka"])
 
 
 def test_arrays():
@@ -220,7 +215,7 @@ def test_arrays():
     assert found.matrix("y", "x").rows == ["l1", "l2"]
     assert found.matrix("y", "x").values[0, 0] == pytest.approx(1.0)
     for wrong, message in [
-        ({"x": np.arange(6).reshape(2, 3)}, "models.x: array 'rows': not \\(n, d\\) of floats, got int64 \\(2, 3\\)"),
+        ({"x": np.arange(6)}, "models.x: array 'rows': not \\(n, d\\), got torch.int64 \\(6,\\); give it"),
         ({"x": {"a": x, "b": x[:5]}}, "models.x: arrays: layers have different numbers of rows, got \\[5, 200\\]"),
         ({"x": 3}, "models.x: not a model, got int; give a folder"),
         ({}, "models: none is named; name two"),

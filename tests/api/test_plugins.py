@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import repsim_cli
+from repsim_cli import measures
 
 TEMPLATE = Path(__file__).parents[1] / "plugin"
 ROOT = Path(__file__).parents[2]
+draw = np.random.default_rng(0)
+X, Y = draw.normal(size=(60, 5)), draw.normal(size=(60, 4))
 
 
 def install(folder, name, points, source=None):
@@ -118,7 +122,7 @@ def test_a_function_of_a_program_is_a_measure():
     [
         ("cka", {}, "measure: a name of repsim's own, got 'cka'; give another"),
         ("Two words", {}, "register_measure: letters a to z, digits and _ make a name, got 'Two words'; give another"),
-        ("mine", {"lable": "x"}, "register_measure: not a claim of a measure .*, got lable"),
+        ("mine", {"lable": "x"}, r"register_measure.lable: unknown key, got 'x'; did you mean 'label' or 'labelled'\?"),
     ],
 )
 def test_what_cannot_be_registered(name, claims, said):
@@ -134,10 +138,122 @@ def test_a_setting_without_a_default_cannot_be_registered():
         repsim_cli.register_measure("scaled", larger_is_closer=True)(scaled)
 
 
-def test_a_value_that_is_no_number_ends_the_run():
-    @repsim_cli.register_measure("nothing", larger_is_closer=True)
-    def nothing(x, y):
-        return float("nan")
+def register(name, value, **claims):
+    return repsim_cli.register_measure(name, larger_is_closer=True, **claims)(lambda x, y: value)
 
-    with pytest.raises(repsim_cli.RunFailed, match="nothing"):
-        repsim_cli.compare({"a": np.eye(30), "b": np.eye(30)}, measures=[nothing])
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        (
+            {"bounds": (1, 0)},
+            r"bounds: the lowest value is not below the highest, got \(1.0, 0.0\); write \(LOW, HIGH\)",
+        ),
+        ({"bounds": 5}, r"bounds: not several values, got 5; write \(0, None\)"),
+        ({"bounds": (0,)}, "bounds.1: missing; set it"),
+        ({"bounds": (0, float("inf"))}, "bounds.1: wrong value, got inf; give a finite number"),
+        (
+            {"invariant_to": {"rotat"}},
+            "invariant_to.0: wrong value, got 'rotat'; give 'permutation_of_neurons', 'ortho",
+        ),
+        ({"invariant_to": "orthogonal"}, "invariant_to: not several values, got 'orthogonal'; write {'orthogonal'}"),
+        ({"minimum_rows": -1}, "minimum_rows: wrong value, got -1; give greater than or equal to 1"),
+        ({"symmetric": "yes"}, "symmetric: wrong value, got 'yes'; give boolean"),
+        ({"larger_is_closer": "yes"}, "larger_is_closer: wrong value, got 'yes'; give boolean"),
+    ],
+)
+def test_claims_are_checked(claims, said):
+    with pytest.raises(repsim_cli.BadInput, match=f"^register_measure.{said}"):
+        repsim_cli.register_measure("claiming", **{"larger_is_closer": True, **claims})
+
+
+def test_what_is_no_function_of_two_sides():
+    for function in (5, max, lambda x: 1.0, lambda x, y, z: 1.0):
+        with pytest.raises(repsim_cli.BadInput, match="^register_measure: not a function of x and y, got "):
+            repsim_cli.register_measure("sided", larger_is_closer=True)(function)
+    repsim_cli.register_measure("alone", larger_is_closer=True)(lambda *, k=1: 1.0)
+    with pytest.raises(
+        repsim_cli.BadInput, match="^alone: a function of settings alone returns a Pairwise .*, got float"
+    ):
+        measures.get("alone")
+
+
+@pytest.mark.parametrize("add", [repsim_cli.register_model, repsim_cli.register_data, repsim_cli.register_study])
+def test_names_and_functions_of_other_kinds(add):
+    with pytest.raises(
+        repsim_cli.BadInput, match=rf"^{add.__name__}: not a name, got 5; write @repsim_cli.{add.__name__}"
+    ):
+        add(5)
+    with pytest.raises(repsim_cli.BadInput, match=f"^{add.__name__}: not a function, got 5; decorate one"):
+        add("five")(5)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_numbers_of_any_kind(value):
+    register("numbered", value)
+    assert measures.get("numbered")(X, Y) == float(value)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, 1j, np.array([0.5]), torch.ones(3)])
+def test_what_is_no_number(value):
+    found = register("unnumbered", value)
+    said = r"^unnumbered: the measure gives no number, got \w+( \(.,\))?; return a float"
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        measures.get("unnumbered")(X, Y)
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[found])
+
+
+def test_a_value_beyond_its_bounds():
+    found = register("beyond", 5.0, bounds=(0, 1))
+    said = r"^beyond: a value beyond its bounds \(0.0, 1.0\), got 5; mend the measure, or the bounds that it claims"
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        measures.get("beyond")(X, Y)
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=["cka", found])
+    register("below", -3, bounds=(0, None))
+    with pytest.raises(repsim_cli.RunFailed, match=r"^below: a value beyond its bounds \(0.0, None\), got -3; "):
+        measures.get("below")(X, Y)
+    register("rounded", 1 + 1e-7, bounds=(0, 1))
+    assert measures.get("rounded")(X, Y) == 1.0
+
+
+def test_a_measure_of_prepared_sides_keeps_to_its_bounds():
+    @repsim_cli.register_measure("of_sides", larger_is_closer=True, bounds=(0, 1))
+    def of_sides(*, value: float = 7.0):
+        return measures.Pairwise(
+            prepare=lambda x: x,
+            compare=lambda a, b: value,
+            compare_all=lambda a, b: torch.full((len(a), len(b)), value, dtype=torch.float64),
+        )
+
+    said = r"^of_sides: a value beyond its bounds \(0.0, 1.0\), got 7; "
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        measures.get("of_sides")(X, Y)
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[of_sides])
+
+
+def test_a_function_that_fails_is_named():
+    @repsim_cli.register_measure("failing", larger_is_closer=True)
+    def failing(x, y):
+        return 1 / 0
+
+    said = "^failing: the measure fails, got ZeroDivisionError: division by zero; mend it"
+    with pytest.raises(repsim_cli.RunFailed, match=said) as failed:
+        repsim_cli.compare({"a": X, "b": Y}, measures=[failing])
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_none(value):
+    found = register("nothing", value)
+    with pytest.raises(
+        repsim_cli.Degenerate, match=f"^nothing: its value is not finite, got {value}; mend the measure"
+    ):
+        measures.get("nothing")(X, Y)
+    said = r"no two layers have a value .*, got nothing \(rows of 'a' and rows of 'a': nothing: its value is not finite"
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[found])
+    kept = repsim_cli.compare({"a": X, "b": Y}, measures=["cka", found])
+    assert [each.label for each in kept.results.measures] == ["cka"]
