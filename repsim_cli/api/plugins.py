@@ -35,8 +35,9 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     """Makes a measure of a function of two representations, for `compare(measures=[function])` and for plug-ins.
 
     The function takes x (n, d_x) and y (n, d_y), float tensors with paired rows, and its settings as keyword arguments
-    with defaults; it returns a number. Where a part depends on one side alone, or all pairs can be had at once, let it
-    return a `repsim_cli.measures.Pairwise` or `InnerProduct` of its settings instead, and take no x and y.
+    with defaults; it returns a number, or raises `repsim_cli.Degenerate` where there is none. Where a part depends on
+    one side alone, or all pairs can be had at once, let it return a `repsim_cli.measures.Pairwise` or `InnerProduct` of
+    its settings instead, and take no x and y.
 
     name: lower case letters, digits and _, as in `repsim list measure`.
     larger_is_closer: whether a larger value is closer.
@@ -44,7 +45,8 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
         invariant_to, minimum_rows, source, ...; by default the weakest of each, but `paired`: paired=False
         says that the value does not depend on which rows are paired.
 
-    Raises BadInput for a name that is taken or none, a claim that is none, and a setting without a default.
+    Raises BadInput for a name that is taken or none, a claim that is none or has a wrong value, and a setting without a
+    default.
 
     Example: register_measure("gap", larger_is_closer=False)(lambda x, y: (x.mean() - y.mean()).abs())
     """
