@@ -71,8 +71,8 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
 def make_hardware(by_block: str, memory_gb: float | None) -> Hardware:
     if by_block not in ("auto", "always", "never"):
         raise BadInput(f"by_block: not one of auto, always, never, got {by_block!r}; name one")
-    if memory_gb is not None and not memory_gb > 0:
-        raise BadInput(f"memory_gb: not above 0, got {memory_gb}; give gigabytes")
+    if memory_gb is not None and not (isinstance(memory_gb, int | float) and memory_gb > 0):
+        raise BadInput(f"memory_gb: not above 0, got {memory_gb!r:.60}; give gigabytes")
     return Hardware(by_block=by_block, memory_gb=memory_gb)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from repsim_cli.api.entries import label_entries
 from repsim_cli.api.new_run import new_run
@@ -66,6 +66,10 @@ def verify(  # noqa: PLR0913 - the public interface
     Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.
     Example: print(repsim_cli.verify("models/mine", model))
     """
+    if texts is not None and not isinstance(texts, str | os.PathLike):
+        texts = _read_texts(texts)
+    if layer_ids is not None and not (isinstance(layer_ids, Sequence) and all(type(each) is int for each in layer_ids)):
+        raise BadInput(f"layer_ids: not whole numbers, got {layer_ids!r:.60}; write [0, 4, 8]")
     first = (
         _read_reference(reference)
         or _read_dump(reference, "reference", layer_ids)
@@ -255,17 +259,29 @@ def _compare_dumps(
 
 def _list_prompts(texts: Texts) -> list[str]:
     """Lists the texts that are not empty: the lines of a file, or those that are given."""
-    given = "\n".join(_read_texts(texts)).splitlines() if isinstance(texts, str | os.PathLike) else _read_texts(texts)
-    return [text for text in given if text]
+    given = _read_texts(texts)
+    if not isinstance(given[0], str):
+        raise BadInput(f"texts: prompts of stored activations are text, got {type(given[0]).__name__}; give a list")
+    lines = "\n".join(given).splitlines() if isinstance(texts, str | os.PathLike) else given
+    return [text for text in lines if text]
 
 
 def _read_texts(texts: Texts) -> list[Any]:
-    if not isinstance(texts, str | os.PathLike):
-        return list(texts or [])
-    try:
-        return list(local_text(path=os.fspath(texts)).documents())
-    except BadInput as error:
-        raise BadInput(f"texts: {str(error).removeprefix('path: ')}") from None
+    """The texts, or the batches of a torch module. Raises BadInput for what is neither, and where all are empty."""
+    if isinstance(texts, str | os.PathLike):
+        try:
+            given = list(local_text(path=os.fspath(texts)).documents())
+        except BadInput as error:
+            raise BadInput(f"texts: {str(error).removeprefix('path: ')}") from None
+    elif isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Tensor):
+        given = list(texts)
+    else:
+        raise BadInput(f"texts: not a list, got {type(texts).__name__}; give one of texts, or of batches of a module")
+    if not any(text.strip() if isinstance(text, str) else True for text in given):
+        raise BadInput(f"texts: no text that is not empty, got {given!r:.60}; give some, or drop texts")
+    if len({isinstance(text, str) for text in given}) > 1:
+        raise BadInput("texts: texts and batches in one list, got both; give one kind")
+    return given
 
 
 def _read_reference(reference: Any) -> Saved | None:

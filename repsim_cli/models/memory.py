@@ -31,6 +31,7 @@ from repsim_cli.models.transformers import list_types_with_head
 Forward = Callable[[nn.Module, Any], Any]
 Maps = Literal["flattened", "pooled", "positions"]
 HELD: dict[str, AnySource] = {}
+ALONE = "module"  # the layer of a module without parts
 IN_MEMORY = 2**30  # bytes of the rows of torch modules; the rest is on the disk
 
 
@@ -157,7 +158,8 @@ def record_modules(
     they were.
 
     batches: tensors or numpy arrays, or tuples or lists whose first item is the input, or dicts of keywords.
-    layers: names of modules, or globs such as `layer*.conv2`; none: every module with weights that has no parts.
+    layers: names of modules, or globs such as `layer*.conv2`; none: every module with weights that has no parts, which
+        may be the module itself.
     forward: forward(module, batch), for other signatures; None: module(batch) or module(**batch).
     maps: of outputs (b, channels, height, width) and (b, places, features): a row per item, flattened or averaged over
         positions, or a row per position.
@@ -280,15 +282,18 @@ def _cut_rows(parts: Sequence[np.ndarray], rows: slice) -> list[np.ndarray]:
     return taken
 
 
+def _list_parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Lists the modules inside a module by name; one that has none is a part itself."""
+    return {name: part for name, part in module.named_modules() if name} or {ALONE: module}
+
+
 def _find_named(module: nn.Module, layers: Sequence[str]) -> list[str]:
     """The modules of these names and globs, in the module's order."""
-    parts = {name: part for name, part in module.named_modules() if name}
+    parts = _list_parts(module)
     if not layers:
         simple = [name for name, part in parts.items() if not list(part.children()) and list(part.parameters())]
         if not simple:
-            raise BadInput(
-                f"layers: no module with weights and no parts, got {', '.join(parts) or 'no parts'}; name some"
-            )
+            raise BadInput(f"layers: no module with weights and no parts, got {', '.join(parts)}; name some")
         return simple
     for pattern in layers:
         if not any(fnmatchcase(name, pattern) for name in parts):
@@ -323,9 +328,8 @@ def _capture_batch_rows(
             raise BadInput(f"layer '{name}': it runs twice in a forward pass, got two outputs; choose another layer")
         seen[name] = value.detach().clone()  # what follows may change it in place
 
-    handles = [
-        module.get_submodule(name).register_forward_hook(lambda *given, name=name: keep(name, *given)) for name in names
-    ]
+    parts = _list_parts(module)
+    handles = [parts[name].register_forward_hook(lambda *given, name=name: keep(name, *given)) for name in names]
     try:
         _call(module, batch, forward)
     except BadInput:

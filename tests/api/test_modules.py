@@ -173,6 +173,13 @@ def test_rows_of_others_are_those_of_the_batches(images):
     repsim_cli.compare({"net": Net(), "x": rows}, images, layers=["head"], measures=["cka"])
 
 
+def test_a_module_without_parts_is_a_layer():
+    x = torch.randn(40, 5)
+    found = repsim_cli.compare({"a": nn.Linear(5, 4), "b": nn.Linear(5, 3)}, [x], measures=["cka"]).matrix("a", "b")
+    assert (found.rows, found.columns) == (["module"], ["module"])
+    repsim_cli.compare({"a": nn.ReLU(), "b": nn.Linear(5, 3)}, [x], layers=["module"], measures=["cka"])
+
+
 def test_batches_that_modules_do_not_take(images):
     with pytest.raises(RuntimeError) as failed:
         repsim_cli.compare({"net": Net()}, images[:, :1])

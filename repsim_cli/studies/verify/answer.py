@@ -148,7 +148,7 @@ class Answer:
 
     def _agreement(self) -> str:
         inputs = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs)} kinds of input"
-        what = f"{len(self.right)} parts on {inputs}"
+        what = f"{len(self.right)} part{'s' * (len(self.right) != 1)} on {inputs}"
         if self.verdict == IDENTICAL or not any(self.worst):
             return f"every bit is the same, in {what}"
         whole, row = self.worst

@@ -6,10 +6,13 @@ from inspect import signature
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from repsim_cli.base.arrays import convert_to_tensor
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.seq2seq import shift
 
 TEXT, VOCABULARY = "text", "every row of the vocabulary"
@@ -170,10 +173,17 @@ def add_decoder_inputs(batch: Batch, config: Any) -> Batch:
 
 
 def read_batch(name: str, inputs: Any) -> Batch:
-    """A batch of a torch module: a tensor, a tuple whose first item is one, or a mapping of arguments."""
-    inputs = inputs[0] if isinstance(inputs, tuple | list) else inputs
+    """A batch of a torch module: a tensor or an array, a tuple whose first item is one, or a mapping of arguments.
+
+    Raises BadInput for others, and for one without items.
+    """
+    inputs = inputs[0] if isinstance(inputs, tuple | list) and inputs else inputs
     by_name = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
-    first = next(x for x in by_name.values() if isinstance(x, Tensor))
+    by_name = {key: convert_to_tensor(name, x) if isinstance(x, np.ndarray) else x for key, x in by_name.items()}
+    first = next((x for x in by_name.values() if isinstance(x, Tensor)), None)
+    if first is None or not first.ndim or not first.numel():
+        got = type(inputs).__name__ if first is None else f"one of shape {tuple(first.shape)}"
+        raise BadInput(f"texts: no batch with items, got {got} as {name}; give texts, or tensors of a torch module")
     whole = torch.ones(first.shape[:2] if not first.is_floating_point() else (len(first), 1), dtype=torch.bool)
     mask = by_name.get("attention_mask")
     return Batch(name, by_name, whole if mask is None or mask.shape != whole.shape else mask.bool())

@@ -192,7 +192,7 @@ def explain_as_quantised(
     places = {(each.unit, each.place): each for each in differences}
     maps = {place: about.noise for place in places if place in first and (about := first[place].about) and about.noise}
     ours, theirs = both
-    names = {place: f"{first[place].unit.short}.{place[1]}.weight" for place in maps}
+    names = {place: f"{first[place].unit.prefix}{place[1]}.weight" for place in maps}
 
     def may_be_rounded(place: tuple[str, str]) -> bool:
         """Says whether a place may be rounded: not where its weights are the same, or its error has another name."""
@@ -248,7 +248,7 @@ def find_unseen_differences(
         unit = next((unit for unit in units if unit.key == find_unit_key(name, units)), None)
         if unit is None or unit.key in inside or size < VISIBLE:
             continue
-        place = name.removeprefix(f"{unit.short}.").rpartition(".")[0]
+        place = name.removeprefix(unit.prefix).rpartition(".")[0]
         # every other weight is used by every token: where no output differs, something else makes up for it
         routed = any("expert" in part and "shared" not in part for part in name.split("."))
         chosen = routed or isinstance(unit.module.get_submodule(place), nn.Embedding)
@@ -319,10 +319,11 @@ def merge(
         point = index_point_kinds(table, stack).get(place) if unit.block is not None else None
         at = wrong.nonzero()[:, 0].tolist() if wrong.numel() else []
         columns = first.batch.mask.nonzero()[:, 1]
-        inside = f"{unit.short}.{place.partition(':')[0]}".rstrip(".")
+        inside = f"{unit.prefix}{place.partition(':')[0]}".rstrip(".")
+        start = f"{inside}." if inside else ""
         differ = [name for name, *_ in tensors.differ if name.rpartition(".")[0] == inside]
         if not place:
-            differ = [name for name, *_ in tensors.differ if name.startswith(f"{inside}.")]
+            differ = [name for name, *_ in tensors.differ if name.startswith(start)]
         assert first.about is not None
         kind, about = first.about.kind, first.about.sentence
         # what was done to the weights says more than the error
@@ -332,8 +333,8 @@ def merge(
             for name in differ
             if whole and name in ours
         }
-        alone = any(name.startswith(f"{inside}.") for name in (*tensors.only_reference, *tensors.only_candidate))
-        same = f"{inside}.weight" in theirs and bool(tensors.common) and not differ and not alone
+        alone = any(name.startswith(start) for name in (*tensors.only_reference, *tensors.only_candidate))
+        same = f"{start}weight" in theirs and bool(tensors.common) and not differ and not alone
         if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not first.about.linear):
             what = ", and its weights are the same: other things are done with them" if same else ""
             kind, about = UNNAMED, f"no rule fits{what} (off by {first.judged.relative:.2g} of the norm)"

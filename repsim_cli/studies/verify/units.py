@@ -13,6 +13,8 @@ from repsim_cli.models.calls import Hooks
 from repsim_cli.models.points import Architecture
 from repsim_cli.studies.verify.trace import IN
 
+WHOLE = "module"  # the key of a model that is one unit
+
 
 @dataclass(frozen=True)
 class ModelUnit:
@@ -23,6 +25,11 @@ class ModelUnit:
     short: str
     module: nn.Module
     block: int | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its own modules and weights begin with."""
+        return f"{self.short}." if self.short else ""
 
 
 def find_hook_point_table(model: nn.Module) -> Architecture | None:
@@ -53,8 +60,10 @@ def index_point_kinds(table: Architecture | None, stack: str | None = None) -> d
 
 def split_into_units(model: nn.Module) -> list[ModelUnit]:
     """Blocks are the members of the outermost lists of modules; then every module that holds none of them and is in no
-    other such module."""
+    other such module. A model without modules is one unit."""
     modules = dict(model.named_modules())
+    if len(modules) == 1:
+        return [ModelUnit(WHOLE, "", model)]
     lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList) and len(module)]
     lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     opened = {"", *(name[:place] for name in lists for place, c in enumerate(name) if c == "."), *lists}
@@ -83,7 +92,7 @@ def _name_block_list(blocks: str) -> str:
 
 def find_unit_key(name: str, units: Sequence[ModelUnit]) -> str:
     """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
-    return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
+    return next((unit.key for unit in units if name.startswith(unit.prefix)), "")
 
 
 def shorten_name(model: nn.Module, name: str) -> str:

@@ -95,6 +95,67 @@ def test_modules_of_a_program():
         repsim_cli.verify(a, b)
 
 
+def test_a_module_without_parts_is_one_part():
+    torch.manual_seed(0)
+    a, x = nn.Linear(5, 3), torch.randn(16, 5)
+    same, other, scaled = copy.deepcopy(a), nn.Linear(5, 3), copy.deepcopy(a)
+    scaled.weight.data[1] *= 1.1
+    assert str(repsim_cli.verify(a, same, [x])).startswith("IDENTICAL   every bit is the same, in 1 part on text")
+    assert repsim_cli.verify(a, same, [x.numpy()], quick=True).same
+    (difference,) = repsim_cli.verify(a, other, [x]).differences
+    assert (difference.unit, difference.kind) == ("module", "checkpoint")
+    (difference,) = repsim_cli.verify(a, scaled, [x]).differences
+    assert "one feature is multiplied by another number" in difference.about
+    assert difference.tensors == ["weight"]
+    assert repsim_cli.verify(a, copy.deepcopy(a).bfloat16().float(), [x]).verdict == "AS QUANTISED"
+    assert repsim_cli.verify(nn.Identity(), nn.Identity(), [x]).same
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], r"no text that is not empty, got \[\]; give some, or drop texts"),
+        ([""], r"no text that is not empty, got \[''\]; give some"),
+        ([" ", "\n\t"], "no text that is not empty, got .*; give some"),
+        ([1, 2], "no batch with items, got int as batch 0; give texts, or tensors of a torch module"),
+        ([None], "no batch with items, got NoneType as text; give"),
+        ([b"a"], "no batch with items, got bytes as text; give"),
+        ([()], "no batch with items, got tuple as text; give"),
+        ([{"x": 1}], "no batch with items, got dict as text; give"),
+        ([torch.zeros(0, 4)], r"no batch with items, got one of shape \(0, 4\) as text; give"),
+        (["a", torch.zeros(2, 4)], "texts and batches in one list, got both; give one kind"),
+        (5, "not a list, got int; give one of texts, or of batches of a module"),
+        ({"a": "b"}, "not a list, got dict; give"),
+        (torch.zeros(2, 4), "not a list, got Tensor; give"),
+    ],
+)
+def test_texts_that_are_none(texts, message, quick):
+    with pytest.raises(BadInput, match=f"^texts: {message}"):
+        repsim_cli.verify("tiny_a", "tiny_a", texts, quick=quick)
+    with pytest.raises(BadInput, match=f"^texts: {message}"):
+        repsim_cli.verify(nn.Linear(4, 4), nn.Linear(4, 4), texts, quick=quick)
+
+
+def test_empty_texts_in_a_file(tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(BadInput, match="^texts: no text"):
+        repsim_cli.verify("tiny_a", "tiny_a", tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_ids": 3}, r"layer_ids: not whole numbers, got 3; write \[0, 4, 8\]"),
+        ({"layer_ids": ["a"]}, r"layer_ids: not whole numbers, got \['a'\]; write"),
+        ({"memory_gb": "x"}, "memory_gb: not above 0, got 'x'; give gigabytes"),
+    ],
+)
+def test_settings_of_a_program(settings, message):
+    with pytest.raises(BadInput, match=f"^{message}"):
+        repsim_cli.verify("tiny_a", "tiny_a", **settings)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
