@@ -285,7 +285,7 @@ def clamp_to_bounds(measure: Measure, values: Float[Tensor, "..."]) -> Float[Ten
 
 
 def _check_claimed_bounds(measure: Measure, values: Float[Tensor, "..."]) -> None:
-    if not measure.name or registry.measures.own(measure.name):
+    if measure.name not in registry.measures.list_added():
         return
     for sign, bound in zip((-1, 1), measure.card.bounds, strict=True):
         if bound is not None and (off := values[sign * (values - bound) > FALSE * max(1.0, abs(bound))]).numel():
