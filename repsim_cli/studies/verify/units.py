@@ -28,7 +28,7 @@ class ModelUnit:
 
     @property
     def prefix(self) -> str:
-        """What the names of its own modules and weights begin with."""
+        """The beginning of the names of its own modules and weights."""
         return f"{self.short}." if self.short else ""
 
 
