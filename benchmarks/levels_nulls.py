@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from levels import Promise
+from levels import LEAST, Promise
 
 import repsim_cli
 from repsim_cli import measures
@@ -16,6 +16,7 @@ from repsim_cli.engine import chance
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
+from repsim_cli.engine.validity import make_rows_observer
 from repsim_cli.findings.sentences import BLIND, NOTHING, sentences
 from repsim_cli.runs import reader
 
@@ -56,6 +57,17 @@ def autoregressive(r: float, rng: Rng, count: int) -> np.ndarray:
 def by_group(groups: int, spread: float, rng: Rng, count: int) -> np.ndarray:
     """Documents of `groups` in turn, whose effects have something in common."""
     return rng.normal(size=(count, WIDTH)) + spread * rng.normal(size=(groups, WIDTH))[np.arange(count) % groups]
+
+
+def in_blocks(size: int, spread: float, rng: Rng, count: int) -> np.ndarray:
+    """Documents in blocks of `size` that follow each other, whose effects have something in common."""
+    return (
+        rng.normal(size=(count, WIDTH)) + spread * rng.normal(size=(-(-count // size), WIDTH))[np.arange(count) // size]
+    )
+
+
+def heavy(rng: Rng, count: int) -> np.ndarray:
+    return rng.standard_t(3, size=(count, WIDTH))
 
 
 def twice(rng: Rng, count: int) -> np.ndarray:
@@ -158,6 +170,17 @@ def of_tokens(context: float, name: str, permutations: int, rng: Rng) -> judging
     return judged(rng, sides, name, rows, np.full(n, BOTH), alike=tokens, permutations=permutations)
 
 
+def says_doubtful(effects: Callable[[Rng, int], np.ndarray], count: int, rng: Rng) -> bool:
+    """Says whether rows that are taken for independent are said to depend on each other, where nothing is tested."""
+    sides = unrelated(rng, np.arange(count), effects)
+    watch = make_rows_observer(["cka"], lambda batch: np.arange(count), int(rng.integers(1 << 30)))
+    depends = watch(0, sides)["cka", "depends"]
+    matrix = SimilarityMatrix(
+        values=torch.eye(2), se=None, estimate="full", rows=count, batches=1, statistics={"depends": depends}
+    )
+    return bool(judging.explain_doubtful_chance(matrix, [slice(0, 1), slice(1, 2)]))
+
+
 def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, rng: Rng) -> float:
     """The value of unrelated models minus the level of chance. tokens: of how many they share, if chance is within."""
     documents, beginnings, places = laid(lengths(rng))
@@ -200,6 +223,7 @@ def uneven(rng: Rng) -> list[int]:
 
 
 P, CHANCE, CHECK = "p of significance=permutation", "level of chance", "not valid: REASON"
+DOUBT = "chance of rows without a test: warning that they depend on each other"
 SENTENCE = "sentence of an answer: unrelated models have something in common"
 APART = "value over pairs of other documents"
 TESTED = {
@@ -215,6 +239,23 @@ FAULTS = {
     "60 paragraphs, AR .9, shifts": (even(60, 3), partial(autoregressive, 0.9), {"order": "shifts"}),
     "24 documents, each twice": (even(48, 3), twice, {}),
     "3 labels of 12 documents": (even(36, 4), partial(by_group, 3, 1.5), {"labelled": 3}),
+    "60 paragraphs in blocks of 5, shifts": (even(60, 3), partial(in_blocks, 5, 2.0), {"order": "shifts"}),
+    "120 paragraphs in blocks of 10, shifts": (even(120, 3), partial(in_blocks, 10, 1.5), {"order": "shifts"}),
+}
+# a check that finds no fault
+SOUND = {
+    "24 independent documents of uneven length": (uneven, independent, {"labelled": 3}),
+    "60 independent documents, shifts": (even(60, 3), independent, {"order": "shifts"}),
+    "60 paragraphs, AR .5, shifts": (even(60, 3), partial(autoregressive, 0.5), {"order": "shifts"}),
+    "120 paragraphs, AR .7, shifts": (even(120, 3), partial(autoregressive, 0.7), {"order": "shifts"}),
+    "60 documents of heavy tails, shifts": (even(60, 3), heavy, {"order": "shifts"}),
+}
+ROWS = {
+    "200 independent rows": (independent, 200, "level", 0.05),
+    "1,000 independent rows": (independent, 1000, "level", 0.05),
+    "400 rows of heavy tails": (heavy, 400, "level", 0.05),
+    "400 rows, AR .8": (partial(autoregressive, 0.8), 400, "power", LEAST),
+    "400 rows in blocks of 10": (partial(in_blocks, 10, 1.5), 400, "power", LEAST),
 }
 NAMES = ("cka_unbiased", "mutual_knn")
 
@@ -249,13 +290,14 @@ UNITS = {
     "uneven documents": (uneven, 0),
     "within 10 tokens": (even(24, 6), 10),
 }
-ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
 
 
 SAID = [
     *((name, *shape) for name in NAMES for shape in ((4, 15, 20), (10, 40, 10))),
     *((name, 12, 200, 1) for name in ("cka_unbiased", "procrustes")),
     ("procrustes", 1, 200, 1),
+    *((name, 8, 12, 25) for name in ("cka_unbiased", "mutual_knn", "rsa")),
+    ("mutual_knn", 16, 500, 1),
 ]
 
 
@@ -283,13 +325,17 @@ PROMISES: list[Promise] = [
     Promise(P, "24 documents that begin alike; mutual_knn", "level", 0.05, 500, partial(rejects, first_row_the_same)),
     *tests_of_tokens("level", 0.05, 500, "independent rows", 0.0),
     *tests_of_tokens("power", 0.8, 100, "context is shared", 0.7),
-    Promise(CHECK, "24 independent documents of uneven length", "level", 0.05, 500, partial(says_invalid, ALONE)),
     *(
         Promise(
-            CHECK, setting, "power", 0.8, 100,
+            CHECK, setting, kind, nominal, draws,
             partial(says_invalid, partial(of_documents, lengths, effects, "cka_unbiased", **more)),
         )
-        for setting, (lengths, effects, more) in FAULTS.items()
+        for kind, nominal, draws, settings in (("level", 0.05, 500, SOUND), ("power", LEAST, 100, FAULTS))
+        for setting, (lengths, effects, more) in settings.items()
+    ),
+    *(
+        Promise(DOUBT, setting, kind, nominal, 200, partial(says_doubtful, effects, count))
+        for setting, (effects, count, kind, nominal) in ROWS.items()
     ),
     *(
         Promise(

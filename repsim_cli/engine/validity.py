@@ -21,7 +21,7 @@ CERTAIN = 4.0  # standard deviations from the mean of these
 SHARES = {"serial": 0.1, "label": 0.05, "length": 0.05}  # of the variance between documents, from which it matters
 EQUAL = 1e-9  # squared distance of the means of two documents, relative to their variance
 MOST = 2048  # documents that are looked through for copies
-STEPS = 1.5  # times the relative variance of differences: from which on likeness ends at borders, and does not fade
+STEPS = 4.0  # over the root of the documents, above 1: relative variance of differences where likeness ends at borders
 COPIED = 0.05  # of the rows: copies that matter where nothing is tested
 REASONS = {
     "serial": "{} that follow each other are alike; ",
@@ -166,7 +166,7 @@ def explain_invalid_null(
         fault[:, at[name]] = certain[:, at[name]] & (shares[:, at[name]] > least)
     fault[:, at["twice"]] = beyond[:, at["twice"]] > copies
     if shifted:
-        fault[:, at["steps"]] = fault[:, at["serial"]] & (beyond[:, at["steps"]] > STEPS)
+        fault[:, at["steps"]] = fault[:, at["serial"]] & (beyond[:, at["steps"]] > 1 + STEPS / documents**0.5)
         fault[:, at["serial"]] = documents / (1 + 2 * beyond[:, at["lags"]]) < LEAST
     models = torch.stack([fault[place].any(0) for place in places]).sum(0)
     needed = min(2, len(places))
