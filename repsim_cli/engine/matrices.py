@@ -18,11 +18,12 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
-from repsim_cli.base.settings import Extract
+from repsim_cli.base.settings import IN_BATCHES, Extract
 from repsim_cli.base.timer import Timer
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
+from repsim_cli.engine.batches import FEWEST, make_batches_observer
 from repsim_cli.engine.behind import keep_rows_behind
 from repsim_cli.engine.cached import Content, Fill, digest, open_matrices, open_nulls, open_pairs, open_tables
 from repsim_cli.engine.comparison import Comparison
@@ -212,7 +213,9 @@ def estimate_matrices(
             null = draw_permutations(comparison, rows.sequences, notes, permutations)
         elif comparison.groups is None and _is_row_a_unit(comparison):
             null = make_rows_observer(measures, comparison.numbers, comparison.seed)
-        documents = comparison.documents
+        of_batch, alike = partial(_list_documents, comparison), None
+        if extract.estimate in IN_BATCHES and comparison.batches >= FEWEST and comparison.groups is None:
+            alike = make_batches_observer(next(iter(measures)), of_batch, comparison.seed)
         matrices, _ = estimate_all_pairs(
             measures,
             batches,
@@ -222,11 +225,11 @@ def estimate_matrices(
             labels=labels,
             statistics=judging.make_statistics_observer(
                 comparison.significance,
-                lambda batch: documents[comparison.numbers(batch)],
+                of_batch,
                 make_chance_observer(comparison),
             ),
             beside=floor.combine_observers(
-                [null, floor.make_floor_observer(comparison, rows.sequences, labels), watch]
+                [null, alike, floor.make_floor_observer(comparison, rows.sequences, labels), watch]
             ),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
@@ -246,6 +249,11 @@ def estimate_matrices(
     for label in matrices:
         _name_batch_file(run, label).unlink(missing_ok=True)
     return matrices
+
+
+def _list_documents(comparison: Comparison, batch: int) -> np.ndarray:
+    """The document of every row of a batch."""
+    return comparison.documents[comparison.numbers(batch)]
 
 
 def make_chance_observer(comparison: Comparison) -> Statistics:

@@ -12,6 +12,7 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
+from repsim_cli.engine.batches import UNLIKE, WARNING, are_batches_apart
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.streamed import Matrices
@@ -239,6 +240,10 @@ def make_measure_records(
             if models[0] != models[1] and (found := find_closest_cell(record, each, cells)):
                 *layers, numbers = found
                 table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
+    for matrix in matrices.values():
+        found = matrix.statistics.get(UNLIKE)
+        if found is not None and are_batches_apart(found, matrix.batches, comparison.places):
+            run.warn(WARNING)
     for doubt in doubtful:
         run.warn(f"chance: it is of random pairings of single rows, which give too little here: {doubt}")
     return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}
