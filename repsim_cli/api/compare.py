@@ -89,6 +89,9 @@ def compare(  # noqa: PLR0913 - the public interface
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else label_entries(models)
+        _check_labels(given)
+        plain = {"device": device, "batch_size": batch_size, "seed": seed}
+        device, batch_size, seed = (_read_plain(key, value) for key, value in plain.items())
         measures, layers = read_names("measures", _register_functions(measures)), read_names("layers", layers)
         check_keys(settings)
         if not given:
@@ -145,6 +148,23 @@ def _register_functions(given: Any) -> Any:
     """Puts the names of functions of `register_measure` in their places."""
     several = given if isinstance(given, list | tuple) else [given]
     return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
+
+
+def _check_labels(labels: Iterable[Any]) -> None:
+    for label in labels:
+        if not isinstance(label, str) or not label.strip():
+            raise BadInput(f"models: a label is text, got {label!r:.60}; write {{'base': ..., 'tuned': ...}}")
+
+
+def _read_plain(key: str, value: Any) -> Any:
+    """Reads text or a number, which may be of numpy, or a device of torch. Raises BadInput for others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value).__module__ == "torch" and key == "device":
+        return str(value)
+    if value is not None and not isinstance(value, str | int | float):
+        raise BadInput(f"{key}: no plain value, got {value!r:.60}; give text or a number")
+    return value
 
 
 def read_names(key: str, given: Any) -> list[str]:

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from repsim_cli.api.compare import check_keys, hold, read_names
 from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
 from repsim_cli.api.new_run import perform_in
+from repsim_cli.base.arrays import convert_to_tensor
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import expand_path, refuse
+from repsim_cli.base.files import expand_path
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import validate
 from repsim_cli.config.words import set_key
@@ -93,8 +93,5 @@ def apply_map(given: VectorMap | str | os.PathLike[str], rows: Any) -> np.ndarra
     Example: repsim_cli.apply_map("map.safetensors", rows)
     """
     chosen = given if isinstance(given, VectorMap) else load_map(given)
-    if isinstance(rows, Tensor):
-        rows = rows.detach().cpu()
-    with refuse("rows: not numbers (n, d)", type(rows).__name__, "give an array"):
-        array = np.asarray(rows)
-    return chosen(array)
+    tensor = convert_to_tensor("rows", rows).cpu()
+    return chosen((tensor.float() if tensor.is_floating_point() else tensor).numpy())

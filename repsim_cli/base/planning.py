@@ -6,6 +6,9 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+
+KNOWN = ("cpu", "cuda", "cuda:1", "mps")  # devices
 
 
 class _Check(NamedTuple):
@@ -82,6 +85,11 @@ def check_device(key: str, device: str) -> None:
     """Notes, as `note_unfit`, that torch cannot use the device of the setting `key`."""
     import torch
 
+    try:
+        torch.device(device)
+    except RuntimeError:  # of which torch lists all that it was ever built for
+        note_unfit(f"{key}: unknown device, got '{device}'; {did_you_mean(device, KNOWN)}")
+        return
     try:
         torch.zeros(1, device=device).item()  # fails on the device meta, which has no values
     except (RuntimeError, AssertionError, ImportError) as error:

@@ -61,7 +61,10 @@ def _explain(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterato
         problem, *others = of_one  # of a value of several kinds, what each asks for
         path = ".".join(part for part in map(str, _place(problem)) if not part.startswith(KINDS))
         got, kind = repr(problem["input"])[:80], problem["type"]
-        if kind == "extra_forbidden":
+        if problem["loc"][-1] == "[key]":
+            place = path.removesuffix(f".{problem['loc'][-2]}.[key]")
+            yield f"{place}: a name that is not text, got {got}; put it in quotes"
+        elif kind == "extra_forbidden":
             yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
         elif kind == "string_pattern_mismatch":
             yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"

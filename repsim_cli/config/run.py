@@ -186,6 +186,12 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     if study is not None and isinstance(plain["measure"], dict):
         plain["measure"] = expand_value_lists(expand_all_measures(plain["measure"], study.function))
     keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
+    problems += [
+        f"{group}: an empty label, got {label!r}; give it letters"
+        for group in ("model", "measure")
+        for label in (plain[group] if isinstance(plain.get(group), dict) else ())
+        if isinstance(label, str) and not label.strip()
+    ]
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         give_up(problems)
     if study is None:

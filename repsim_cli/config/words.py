@@ -99,8 +99,8 @@ def write_override_value(value: Any) -> str:
         inner = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + end[2].replace('"', '\\"'), os.fspath(value))
         return f'"{inner}"'
     try:
-        return json.dumps(value)
-    except TypeError:
+        return json.dumps(value, default=lambda number: number.item())  # of numpy
+    except (TypeError, AttributeError, ValueError):
         raise BadInput(f"settings: no plain value, got {value!r:.60}; give text, a number or a list") from None
 
 

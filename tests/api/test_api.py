@@ -217,6 +217,7 @@ def test_arrays():
     for wrong, message in [
         ({"x": np.arange(6)}, "models.x: array 'rows': not \\(n, d\\), got torch.int64 \\(6,\\); give it"),
         ({"x": {"a": x, "b": x[:5]}}, "models.x: arrays: layers have different numbers of rows, got \\[5, 200\\]"),
+        ({"x": {}}, "models.x: arrays: no layer; give {layer: array}"),
         ({"x": 3}, "models.x: not a model, got int; give a folder"),
         ({}, "models: none is named; name two"),
     ]:  # fmt: skip

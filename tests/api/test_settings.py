@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from helpers.texts import TEXTS
 
 import repsim_cli
@@ -80,11 +81,39 @@ def test_bad_words(repsim, words, message, tmp_path):
         ({"layers": ["resid_pots"]}, "extract.hook_points, model.tiny_a: no such module, got 'module:resid_pots'"),
         ({"settings": {"seed.x": 3}}, "seed: wrong value, got {'x': 3}; give integer"),
         ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
+        ({"settings": {"options": {1: 2}}}, "^options: a name that is not text, got 1; put it in quotes"),
+        ({"device": "cpuu"}, r"^hardware.device: unknown device, got 'cpuu'; did you mean 'cpu'\?$"),
+        ({"device": object()}, "^device: no plain value, got <object .*; give text or a number"),
+        ({"seed": [1]}, r"^seed: no plain value, got \[1\]; give text or a number"),
     ],
 )
 def test_bad_settings(given, message):
     with pytest.raises(BadInput, match=message):
         repsim_cli.compare(["tiny_a"], **given)
+
+
+@pytest.mark.parametrize("label", [1, "", " ", None, ("a",), True])
+def test_labels_are_text(label):
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    said = f"^models: a label is text, got {re.escape(repr(label))}; write {{'base': ..., 'tuned': ...}}"
+    with pytest.raises(BadInput, match=said):
+        repsim_cli.compare({label: x, "b": x})
+    if label not in ("", " "):
+        said = r"^models.a: arrays: layers are named by text, got .*; give {'layer 1': array}"
+        with pytest.raises(BadInput, match=said):
+            repsim_cli.compare({"a": {label: x}, "b": x})
+
+
+def test_settings_of_numpy_and_torch():
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    found = repsim_cli.compare(
+        {"a": x, "b": x},
+        device=torch.device("cpu"),
+        seed=np.int64(3),
+        batch_size=np.int32(4),
+        settings={"extract.rows": np.int64(30)},
+    )
+    assert found.results.measures
 
 
 def test_models_are_named_in_a_word(repsim, newest):

@@ -258,7 +258,7 @@ def test_all_problems_of_the_plan_at_once():
         (["measure=[]"], "measure: no measure is selected; e.g. measure=[cka_unbiased]"),
         (["extract.hook_points=[pattern]"], "extract.hook_points: an attention map has no row per token"),
         (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
-        (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
+        (["hardware.device=tpu9"], "hardware.device: unknown device, got 'tpu9'; known: cpu, cuda, cuda:1, mps"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.52 GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do"),
         (["claims=[falls_with_distance]"], "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
         (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
