@@ -12,7 +12,7 @@ from repsim_cli.base.settings import STREAMED, Extract, Group, Significance
 from repsim_cli.engine.estimates import check_estimate
 from repsim_cli.engine.grouped import check_metrics
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource, PrecomputedWords, Source
+from repsim_cli.models.source import AnySource, Precomputed, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
 
 T = TypeVar("T")
@@ -138,6 +138,21 @@ def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
             f"extract.pairs: nothing says which rows of '{next(iter(models))}' are of one document, got "
             "other_documents; give the document of each row (`documents` beside the arrays, or documents=[...] from "
             "Python), or set extract.pairs=all"
+        )
+
+
+def check_constant(models: Mapping[str, AnySource], measures: Mapping[str, Measure]) -> None:
+    """Raises BadInput where stored rows are all equal in so many layers that no two layers have a value."""
+    stored = {label: source for label, source in models.items() if isinstance(source, Precomputed)}
+    if len(stored) < len(models) or any(measure.card.takes_constant for measure in measures.values()):
+        return
+    equal = [f"'{name}' of '{label}'" for label, source in stored.items() for name in source.constant]
+    layers = sum(len(source.names) for source in stored.values())
+    if equal and layers - len(equal) < min(2, layers):
+        more = f" and {len(equal) - 1} more of {layers} layers" if len(equal) > 1 else ""
+        raise BadInput(
+            f"model: no two layers have a value, since all rows are equal in stored ones, got {equal[0]}{more}; "
+            "store other rows"
         )
 
 

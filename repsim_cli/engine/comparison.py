@@ -15,6 +15,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import count_most_rows
 from repsim_cli.engine.checks import (
+    check_constant,
     check_documents,
     check_measure,
     check_pairs,
@@ -259,6 +260,7 @@ def make_comparison(
 
     measures, skipped = select_suitable(given["measure"], check, skip_unsuitable)
     models = extraction.models
+    check_constant(models, measures)
     check_targets(targets, models)
     stored = any(isinstance(source, PrecomputedWords) for source in models.values())
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))

@@ -129,6 +129,7 @@ def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
         widths=[x.shape[1] for x in rows.values()],
         read=lambda name, part: rows[name][part].float(),
         identity=lambda: {"source": "arrays in memory", "weights_hash": digest(rows.items())},
+        constant={name for name, x in rows.items() if len(x) > 1 and bool((x == x[0]).all())},
     )
 
 

@@ -83,12 +83,16 @@ def precomputed(
         read=check(file, read),
         identity=lambda: {"source": str(file), "weights_hash": hash_files(files)},
     )
+    constant = set[str]()
     if 4 * stored.rows * sum(stored.widths) <= AT_ONCE:
         for name in names:
             problem, got = f"path: rows of '{name}' in '{path}' cannot be read", f"0 to {stored.rows - 1}"
             with refuse(problem, got, "write the file again"):
                 x = read(name, slice(0, stored.rows))
             _check_finite(place, name, x)
+            if len(x) > 1 and bool((x == x[0]).all()):
+                constant.add(name)
+        stored = replace(stored, constant=constant)
     if belongs is not None:
         stored = replace(stored, documents=_check_one_a_row("documents", belongs, integers[belongs](), stored.rows))
     return stored if key is None else _add_ids(stored, key, integers[key]())

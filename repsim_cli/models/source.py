@@ -1,6 +1,6 @@
 """What every kind of model entry provides."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -155,6 +155,7 @@ class Precomputed:
 
     documents: of every row, where that is known; rows of a document depend on each other.
     is_held(rows): whether what is read of these is a view of memory that stays.
+    constant: the layers that are known to have equal rows alone.
     """
 
     names: list[str]
@@ -164,6 +165,7 @@ class Precomputed:
     identity: Callable[[], dict[str, Any]]
     documents: Sequence[str] | None = None
     is_held: Callable[[slice], bool] = lambda rows: False
+    constant: Collection[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

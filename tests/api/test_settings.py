@@ -104,6 +104,12 @@ def test_labels_are_text(label):
             repsim_cli.compare({"a": {label: x}, "b": x})
 
 
+def test_an_empty_label_of_a_configuration():
+    config = compose_configuration({"": {"kind": "shipped", "name": "tiny_a"}}, None, ["cka"], "auto", "none", {})
+    with pytest.raises(BadInput, match="^model: an empty label, got ''; give it letters"):
+        validate(config)
+
+
 def test_settings_of_numpy_and_torch():
     x = np.random.default_rng(0).normal(size=(60, 4))
     found = repsim_cli.compare(

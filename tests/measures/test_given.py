@@ -72,6 +72,16 @@ def test_what_is_no_array():
         measures.get("cka")(X, Y, labels=["a"] * 60)
 
 
+def test_a_map_of_vectors_takes_the_same():
+    made = repsim_cli.fit_map(X, Y)[0]
+    expected = repsim_cli.apply_map(made, X)
+    for given in TAKEN.values():
+        np.testing.assert_allclose(repsim_cli.apply_map(made, given), expected, rtol=1e-6)
+    for given, message in REFUSED.values():
+        with pytest.raises(BadInput, match=f"^rows: {message}"):
+            repsim_cli.apply_map(made, given)
+
+
 def test_a_masked_batch_of_a_module_is_refused():
     batch = np.ma.masked_greater(X.astype("f4"), 1)
     with pytest.raises(BadInput, match="^models.a.data: a batch: a masked array, got .* masked values"):

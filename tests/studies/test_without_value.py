@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import repsim_cli
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.maps import AttentionMaps
@@ -339,7 +340,7 @@ def test_a_measure_without_any_value_is_skipped_and_a_run_of_none_fails(compared
     assert [measured.label for measured in found.measures] == ["euclidean"]
     assert made.manifest["measures_skipped"][INNER].startswith("no two layers have a value: embed of 'flat': all rows")
     with pytest.raises(
-        RunFailed, match="no two layers have a value under any measure, got cka, procrustes .*embed of 'flat'"
+        BadInput, match="^model: no two layers have a value, since all rows are equal in stored ones, got"
     ):
         compared(INNER, SINGLY, labels=("flat",))
 
@@ -424,3 +425,19 @@ def test_second_moments_of_a_layer_that_is_constant_but_for_rounding():
     )
     made, _ = estimate_all_pairs(bound("mean_cca"), lambda seen: [x], names=NAMES, estimate="full")
     assert not made["mean_cca"].undefined
+
+
+def test_stored_rows_that_are_all_equal_are_seen_before_the_run(repsim, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(60, 4)).astype("f4")
+    np.savez(tmp_path / "flat.npz", a=np.ones((60, 4), "f4"), b=np.full((60, 4), 2, "f4"))
+    np.savez(tmp_path / "one.npz", a=rows)
+    np.savez(tmp_path / "two.npz", a=rows, b=rows[:, ::-1])
+    said = "error: model: no two layers have a value, since all rows are equal in stored ones, got 'a' of 'flat'"
+    code, _, err = repsim("compare", tmp_path / "flat.npz", tmp_path / "one.npz", "--measure", "cka")
+    assert (code, said in err) == (2, True), err
+    with pytest.raises(
+        BadInput, match="^model: no two layers have a value, since .*, got 'rows' of 'flat'; store other"
+    ):
+        repsim_cli.compare({"flat": np.ones((60, 4)), "other": rows}, measures=["cka"])
+    for other, measure in (("one", "wasserstein"), ("two", "cka")):
+        assert repsim("compare", tmp_path / "flat.npz", tmp_path / f"{other}.npz", "--measure", measure)[0] == 0
