@@ -15,9 +15,9 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides
-from repsim_cli.findings.sentences import choose_digits, find_chance_level, sentences
+from repsim_cli.findings.sentences import choose_digits, find_chance_level
+from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import reader
-from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import CHANCE, Measured
 
 WIDTH, INDENT = 118, " " * 6  # of a line, and of what continues one
@@ -35,9 +35,8 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
     manifest, whole = reader.read_manifest(folder), reader.read_results(folder)
     read = partial(reader.read_array, folder)
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
-    yield from (f"  {who}: {what}" for who, what in whole.answers)
-    for sentence in sentences(whole, read, first, second, read_rows(folder)):
-        yield from textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    for text in list_sentences(folder, whole).say_main():
+        yield from wrap_sentence(text)
     if (given := manifest.get("data")) is not None:
         yield f"  data: {_say_read(given)}"
     if treated := say_treatment(manifest.get("remedies", {})):
@@ -53,6 +52,11 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
         yield from (f"    warning: {text}" for text in about)
     yield from (f"  warning: {text}" for text in left)
     yield from _say_result_files(folder)
+
+
+def wrap_sentence(text: str) -> list[str]:
+    """Breaks a sentence into lines of the terminal."""
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _say_read(given: Mapping[str, Any]) -> str:

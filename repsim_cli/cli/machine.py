@@ -14,8 +14,8 @@ from repsim_cli.cli import answer, listing
 from repsim_cli.cli.terminal import say
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Sides
+from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import reader
-from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import Measured, Results
 
 SCHEMA = 1
@@ -124,21 +124,18 @@ def say_json(command: str, content: Mapping[str, Any]) -> None:
 
 
 def build_run_json(folder: Path) -> dict[str, Any]:
-    """Builds what a run found, as `RUN` has it. The sentences are of the first two models."""
+    """Builds what a run found, as `RUN` has it."""
     manifest = reader.read_manifest(folder)
     known = manifest["status"] == "complete" or reader.has_results(manifest)
     whole = reader.read_results(folder) if known else Results(study=manifest["study"])
     read, labels = partial(reader.read_array, folder), [measured.label for measured in whole.measures]
-    models = list(manifest.get("models", {}))
     page, numbers = folder / "report.html", folder / "results.json"
     return {
         "run": str(folder),
         **{key: manifest[key] for key in ("name", "study", "status", "error", "seed")},
         "seconds": reader.count_seconds(manifest),
-        "models": models,
-        "sentences": list(answer.sentences(whole, read, models[0], models[1], read_rows(folder)))
-        if len(models) > 1
-        else [],
+        "models": list(manifest.get("models", {})),
+        "sentences": list_sentences(folder, whole).say_all(),
         "answers": [{"of": who, "says": what} for who, what in whole.answers],
         "measures": [
             {

@@ -9,12 +9,13 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
+from repsim_cli.cli.answer import wrap_sentence
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.findings.answering import describe_range
-from repsim_cli.report.studies import say_main_findings
+from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
@@ -42,8 +43,7 @@ def summarise_run(folder: Path) -> list[str]:
     lines = [f"{manifest['name']}: {manifest['status']},{after} seed {manifest['seed']}"]
     whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
     if whole is not None:
-        lines += [f"  {who}: {what}" for who, what in whole.answers]
-        lines += [f"  {lead}" for lead in say_main_findings(whole)]
+        lines += [line for text in list_sentences(folder, whole).say_main() for line in wrap_sentence(text)]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from repsim_cli.base.remedies import say_treatment
 from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
-from repsim_cli.report.studies import QUESTIONS
-from repsim_cli.runs.behind import Kept
+from repsim_cli.report import studies
+from repsim_cli.report.studies import QUESTIONS, Said, list_findings, pick_main
+from repsim_cli.runs import reader
+from repsim_cli.runs.behind import Kept, read_rows
 from repsim_cli.runs.content import Matrix, Measured, Results
 
 MOST = 600  # ordered pairs of models under measures that are put into words
@@ -49,18 +52,60 @@ def say_question(manifest: Mapping[str, Any], whole: Results) -> str:
     return f"Which layers of {len(models)} models answer to each other, and how much is above chance?"
 
 
+class Sentences(NamedTuple):
+    """What a run says. answer: the lines of its answer. found: of its study or, where it compares layers, of every two
+    models. shown: how many of these a
+    command prints."""
+
+    answer: list[Said]
+    found: list[Said]
+    shown: int
+
+    def say_all(self) -> list[str]:
+        return [text for _, text in (*self.answer, *self.found)]
+
+    def say_main(self) -> list[str]:
+        return [*(text for _, text in self.answer), *pick_main(self.found, self.shown)]
+
+
+def list_sentences(folder: Path, whole: Results) -> Sentences:
+    """Lists the sentences of a run, which commands and `--json` share."""
+    read, found = partial(reader.read_array, folder), list_findings(whole)
+    pairs = {} if whole.study in QUESTIONS else _group_by_two_models(whole.measures)
+    kept = read_rows(folder) if pairs else None
+    for of_two in list(pairs.values())[: _count_pairs(whole)]:
+        (a, b), _ = _name_both_ways([measured.matrices for measured in of_two])
+        found += [(f"{a} and {b}", text) for text in written(replace(whole, measures=of_two), read, a, b, kept)]
+    answer = [(who, f"{who}: {what}") for who, what in whole.answers]
+    return Sentences(answer, found, len(found) if len(pairs) == 1 else studies.MOST)
+
+
+def _group_by_two_models(measures: Sequence[Measured]) -> dict[frozenset[str], list[Measured]]:
+    """Groups the matrices between two models: by the two, each measure with theirs."""
+    between: dict[frozenset[str], list[list[Matrix]]] = {}
+    for i, measured in enumerate(measures):
+        for matrix in measured.matrices:
+            pair = frozenset((matrix.rows.model, matrix.columns.model))
+            if len(pair) == 2:
+                between.setdefault(pair, [[] for _ in measures])[i].append(matrix)
+    return {
+        pair: [replace(measured, matrices=some) for measured, some in zip(measures, matrices, strict=True)]
+        for pair, matrices in between.items()
+    }
+
+
+def _count_pairs(whole: Results) -> int:
+    """How many pairs of models are put into words."""
+    return MOST // max(1, len(whole.measures))
+
+
 def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[list[Any]]:
     """Lists for every two models, in both orders, and each measure what it says of them: the models, the measure's
     label, and the sentences, of the other measures after it. Of very many models only the first pairs."""
-    between: dict[frozenset[str], list[list[Matrix]]] = {}  # by two models, the matrices of each measure
-    for i, measured in enumerate(whole.measures):
-        for matrix in measured.matrices:
-            pair = frozenset((matrix.rows.model, matrix.columns.model))
-            between.setdefault(pair, [[] for _ in whole.measures])[i].append(matrix)
     read, said = cache(read), []
-    ways = [(pair, way) for pair, of in between.items() if len(pair) == 2 for way in _name_both_ways(of)]
-    for pair, (a, b) in ways[: MOST // max(1, len(whole.measures))]:
-        of_two = [replace(m, matrices=some) for m, some in zip(whole.measures, between[pair], strict=True)]
+    between = _group_by_two_models(whole.measures).values()
+    ways = [(of_two, way) for of_two in between for way in _name_both_ways([m.matrices for m in of_two])]
+    for of_two, (a, b) in ways[: _count_pairs(whole)]:
         for first in of_two:
             ordered = [first, *(each for each in of_two if each is not first)][: 1 + OTHERS]
             some = list(written(replace(whole, measures=ordered), read, a, b, kept))

@@ -1,6 +1,7 @@
 """The head of the page of each study that is no comparison of layers: one sentence or a few, with what they are to be
 held against, and which section of the page comes first."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -8,29 +9,53 @@ from typing import Any
 from repsim_cli.base.plain import escape, say_count
 from repsim_cli.runs.content import Curve, Results, Table
 
-MOST = 6  # sentences
+Said = tuple[str, str]  # whom or what a sentence is about, and the sentence
+MOST = 6  # sentences, and tokens that one names
+ALL = "repsim show RUN --json"  # where all sentences stand
 LEVEL = 0.05  # p up to which a probe tells a target
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
 def say_main_findings(whole: Results) -> list[str]:
-    """Says what a run of a study found; empty for a study that has no such sentence."""
+    """Says what a run of a study found, in few sentences; empty for a study that has none."""
+    return pick_main(list_findings(whole))
+
+
+def list_findings(whole: Results) -> list[Said]:
+    """Lists all sentences on what a run of a study found; empty for a study that has none."""
     made = LEADS.get(whole.study)
-    return [sentence for _, sentence in zip(range(MOST), made(whole), strict=False)] if made else []
+    return list(made(whole)) if made else []
 
 
-def _list_table_records(whole: Results, name: str) -> list[dict[str, Any]]:
+def pick_main(said: Sequence[Said], most: int = MOST) -> list[str]:
+    """Picks the first sentences of each in turn, in their order, and says how many are left and where they stand.
+
+    >>> pick_main([*[("a", f"a {i}") for i in range(6)], ("b", "b 0")])
+    ['a 0', 'a 1', 'a 2', 'a 3', 'a 4', 'b 0', 'and 1 more: repsim show RUN --json']
+    """
+    before: Counter[str] = Counter()
+    turns = []
+    for place, (who, _) in enumerate(said):
+        turns.append((before[who], place))
+        before[who] += 1
+    picked = sorted(place for _, place in sorted(turns)[:most])
+    left = len(said) - len(picked)
+    return [said[place][1] for place in picked] + ([f"and {left} more: {ALL}"] if left else [])
+
+
+def _list_table_records(whole: Results, name: str, *needed: str) -> list[dict[str, Any]]:
+    """The rows of a table by their columns; without those that lack a value that a sentence needs."""
     table = whole.tables.get(name, Table(columns=[], rows=[]))
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return [row for row in rows if all(row[column] is not None for column in needed)]
 
 
-def _say_probe_errors(whole: Results) -> Iterator[str]:
+def _say_probe_errors(whole: Results) -> Iterator[Said]:
     """Says which layer tells each target best, if any tells it better than the largest class, or the mean of numbers;
     in runs of before it was tested, whether its error is lower."""
-    for row in _list_table_records(whole, "nearest to the targets"):
-        lowest, largest, p = row["lowest error"], row["error of the largest class"], row.get("p of any layer")
-        if lowest is None:
-            continue
+    for row in _list_table_records(whole, "nearest to the targets", "lowest error"):
+        model, lowest, p = row["model"], row["lowest error"], row.get("p of any layer")
+        largest = row["error of the largest class"]
         if largest is not None:
             guess, beside, known = "its largest class", "the largest class alone has", largest
         else:
@@ -40,20 +65,16 @@ def _say_probe_errors(whole: Results) -> Iterator[str]:
         tested = "" if p is None else f" (p {p:.2g} for the best of {say_count(row['layers'], 'layer')})"
         numbers = f"error {lowest:.2g} ({row['probe']}){against}{tested}"
         if p > LEVEL if p is not None else known is not None and lowest >= known:
-            yield f"No layer of {row['model']} tells {row['target']} better than {guess}: {numbers}"
+            yield model, f"No layer of {model} tells {row['target']} better than {guess}: {numbers}"
             continue
         others = row.get("others as near") or 0
         ties = f" and as well at {others} other layer{'s' if others > 1 else ''}" if others else ""
-        yield f"{row['model']} tells {row['target']} best at {row['nearest']}{ties}: {numbers}"
+        yield model, f"{model} tells {row['target']} best at {row['nearest']}{ties}: {numbers}"
 
 
-def _say_stitching(whole: Results) -> Iterator[str]:
+def _say_stitching(whole: Results) -> Iterator[Said]:
     """Says what a stitch costs, after which layer least and most."""
-    rows = [
-        row
-        for row in _list_table_records(whole, "stitching")
-        if row["penalty"] is not None and row["head layer"] == row["tail layer"]
-    ]
+    rows = [row for row in _list_table_records(whole, "stitching", "penalty") if row["head layer"] == row["tail layer"]]
     for (head, tail), some in groupby(
         sorted(
             rows,
@@ -71,8 +92,9 @@ def _say_stitching(whole: Results) -> Iterator[str]:
         error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
         other = "" if most is least else f", and {_say_lost(most)} after {most['head layer']}"
         yield (
+            f"{head} into {tail}",
             f"{tail} goes on from {head} at a loss of {_say_lost(least)} than alone{error} after "
-            f"{least['head layer']}{other}{_say_misled(known)}"
+            f"{least['head layer']}{other}{_say_misled(known)}",
         )
 
 
@@ -92,13 +114,12 @@ def _say_lost(row: Mapping[str, Any]) -> str:
     return f"{round(abs(row['penalty']), 5):.2g} nats {'less' if row['penalty'] < -5e-6 else 'more'}"
 
 
-def _say_universality(whole: Results) -> Iterator[str]:
+def _say_universality(whole: Results) -> Iterator[Said]:
     """Gives the verdict of every measure on every factor."""
     for measure, rows in groupby(_list_table_records(whole, "universality of factors"), key=lambda row: row["measure"]):
         found = [f"{row['factor']} {row['verdict']}{_say_way(row)}" for row in rows]
-        yield f"By {measure}: " + "; ".join(
-            [f"{found[0]}{' of the way from untrained to seeds' * (', ' in found[0])}", *found[1:]]
-        )
+        first = f"{found[0]}{' of the way from untrained to seeds' * (', ' in found[0])}"
+        yield measure, f"By {measure}: {'; '.join([first, *found[1:]])}"
 
 
 def _say_way(row: dict[str, Any]) -> str:
@@ -107,7 +128,7 @@ def _say_way(row: dict[str, Any]) -> str:
     return "" if None in ends else f", {ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def _say_convergence(whole: Results) -> Iterator[str]:
+def _say_convergence(whole: Results) -> Iterator[Said]:
     """Says from which step on layers are nearly as they end."""
     for curve in whole.curves.values():
         if not str(curve.about.get("quantity", "")).endswith(" to last") or len(curve.at) < 2:
@@ -122,152 +143,178 @@ def _say_convergence(whole: Results) -> Iterator[str]:
         arrived = next((step for step, _ in known if not late or step > late[-1]), last)
         on = f"within 5 % of the way to its end from step {arrived} on"
         before = f"not yet within 5 % of the way to its end at step {late[-1]}" if late else ""
+        model = curve.about.get("model", "")
         yield (
-            f"{curve.about.get('model', '')}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of "
-            f"step {last} is {begin:.2f} at step {first}, and {before if arrived == last else on}"
+            model,
+            f"{model}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of step {last} is "
+            f"{begin:.2f} at step {first}, and {before if arrived == last else on}",
         )
 
 
-def _say_sub_networks(whole: Results) -> Iterator[str]:
+def _say_sub_networks(whole: Results) -> Iterator[Said]:
     """Says into which groups of neighbouring layers each model parts, where it was asked."""
-    for row in _list_table_records(whole, "sub-networks"):
+    for row in _list_table_records(whole, "sub-networks", "sub-networks"):
         if row["found by"] != "segments":
             continue
         what = f"By {row['measure']}, {row['model']}"
         if row["sub-networks"] == 1:
-            yield f"{what} has no groups of neighbouring layers"
+            yield row["model"], f"{what} has no groups of neighbouring layers"
         else:
-            clear = "" if row["silhouette"] is None else f" (silhouette {row['silhouette']:.2f}"
-            chance = "" if row["without groups"] is None else f"; without groups {row['without groups']:.2f}"
+            parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
+            clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
             count = f"{row['sub-networks']} groups of neighbouring layers"
-            yield f"{what} parts into {count}{clear}{chance}{')' if clear else ''}"
+            yield row["model"], f"{what} parts into {count}{f' ({clear})' if clear else ''}"
 
 
-def _verify(whole: Results) -> Iterator[str]:
+def _verify(whole: Results) -> Iterator[Said]:
     """Says whether two models are the same, and where they first differ: the lines of the answer."""
     about = whole.about.get("verify", {})
     for number, line in enumerate(about.get("lines", ())):
         if number:
             what, _, said = line.strip().partition(" ")
-            yield f"{what}: {said.strip()}"
+            yield what, f"{what}: {said.strip()}"
         else:
-            yield f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
+            yield "", f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
 
 
-def _say_tuned(whole: Results) -> Iterator[str]:
+def _say_tuned(whole: Results) -> Iterator[Said]:
     """Says on which tokens the outputs change most."""
     for (model, by), rows in groupby(
         _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
         changed = [row for row in rows if row["value"]]
         most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in changed[:MOST])
-        yield f"{model}: the tokens that change most, by {by}: {most}" if most else f"{model}: no token changes by {by}"
+        yield (
+            model,
+            f"{model}: the tokens that change most, by {by}: {most}" if most else f"{model}: no token changes by {by}",
+        )
 
 
-def _say_universal_neurons(whole: Results) -> Iterator[str]:
+def _say_universal_neurons(whole: Results) -> Iterator[Said]:
     """Says how many neurons have counterparts, beside rotated bases."""
-    for row in _list_table_records(whole, "universal neurons"):
+    for row in _list_table_records(whole, "universal neurons", "universal", "neurons"):
+        rotated, excess = row["universal in rotated bases"], row["mean excess correlation"]
         yield (
+            row["model"],
             f"{row['model']}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in "
-            f"every other model ({_format_percent(row['universal in rotated bases'])} in rotated bases); mean excess "
-            f"correlation {row['mean excess correlation']:.2g}"
+            + (
+                "every other model"
+                if rotated is None
+                else f"every other model ({_format_percent(rotated)} in rotated bases)"
+            )
+            + ("" if excess is None else f"; mean excess correlation {excess:.2g}"),
         )
 
 
-def _say_shared_features(whole: Results) -> Iterator[str]:
+def _say_shared_features(whole: Results) -> Iterator[Said]:
     """Says how many latents dictionaries share, beside random directions, and what one model's code says of another."""
-    for row in _list_table_records(whole, "shared latents"):
+    for row in _list_table_records(whole, "shared latents", "shared", "latents"):
+        random = row["random directions: shared"]
         yield (
+            row["model"],
             f"{row['model']} {row['layer']}: {_format_percent(row['shared'])} of {row['latents']:,} latents are shared "
-            f"by {row['dictionaries']} (of random directions {_format_percent(row['random directions: shared'])})"
+            f"by {row['dictionaries']}"
+            + ("" if random is None else f" (of random directions {_format_percent(random)})"),
         )
-    for row in _list_table_records(whole, "cross-reconstruction"):
+    for row in _list_table_records(whole, "cross-reconstruction", "R²"):
         if row["encoded"] != row["decoded"]:
+            best = row["R² of the best affine map"]
+            beside = "" if best is None else f", an affine map by least squares {best:.2f}"
             yield (
-                f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}, "
-                f"an affine map by least squares {row['R² of the best affine map']:.2f}, on rows that neither has seen"
+                row["encoded"],
+                f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}{beside}, "
+                "on rows that neither has seen",
             )
 
 
-def _say_classifier_accuracies(whole: Results) -> Iterator[str]:
+def _say_classifier_accuracies(whole: Results) -> Iterator[Said]:
     """Says how accurate classifiers are, and what each variant changes."""
-    for row in _list_table_records(whole, "over seeds"):
+    for row in _list_table_records(whole, "over seeds", "lowest", "highest"):
         if row["metric"] != "loss":
             models = len(whole.tables["classifiers"].rows)
-            yield f"{row['metric']} of {models} models: {row['lowest']:.4g} to {row['highest']:.4g}"
-    for row in _list_table_records(whole, "variants"):
-        if row["change"] is not None:
-            error = "" if row["standard error of rows"] is None else f" (se {row['standard error of rows']:.2g})"
-            yield f"{row['task']}, {row['variant']}: {row['mean']:.4g}, {row['change']:+.2g}{error}"
+            yield "", f"{row['metric']} of {models} models: {row['lowest']:.4g} to {row['highest']:.4g}"
+    for row in _list_table_records(whole, "variants", "change", "mean"):
+        error = "" if row["standard error of rows"] is None else f" (se {row['standard error of rows']:.2g})"
+        yield row["task"], f"{row['task']}, {row['variant']}: {row['mean']:.4g}, {row['change']:+.2g}{error}"
 
 
-def _say_modular_accuracies(whole: Results) -> Iterator[str]:
+def _say_modular_accuracies(whole: Results) -> Iterator[Said]:
     """Says how well models that add learned each sum."""
-    for row in _list_table_records(whole, "training"):
+    for row in _list_table_records(whole, "training", "validation accuracy"):
         right = f"{_format_percent(row['validation accuracy'])} of the validation rows"
-        yield f"{row['model']} has {row['stage']} right in {right} after {row['kept after']} epochs"
+        after = "" if row["kept after"] is None else f" after {row['kept after']} epochs"
+        yield row["model"], f"{row['model']} has {row['stage']} right in {right}{after}"
 
 
-def _say_views(whole: Results) -> Iterator[str]:
+def _say_views(whole: Results) -> Iterator[Said]:
     """Says how many rows layers couple with themselves, how many neighbours stay, and where distances change most."""
     by_pair = groupby(
-        _list_table_records(whole, "couplings"), key=lambda row: (row["model"], row["rows"], row["columns"])
+        _list_table_records(whole, "couplings", "on the diagonal"),
+        key=lambda row: (row["model"], row["rows"], row["columns"]),
     )
     for (model, first, second), rows in by_pair:
         shares = {row["starts"]: row["on the diagonal"] for row in rows}
-        yield f"{model}, {first} and {second}: rows coupled with themselves, " + ", ".join(
-            f"{share:.2f} ({starts})" for starts, share in shares.items()
-        )
-    by_space = groupby(_list_table_records(whole, "neighbours kept"), key=lambda row: (row["model"], row["space"]))
+        said = ", ".join(f"{share:.2f} ({starts})" for starts, share in shares.items())
+        yield model, f"{model}, {first} and {second}: rows coupled with themselves, {said}"
+    kept = _list_table_records(whole, "neighbours kept", "mean without it", "by chance")
+    by_space = groupby(kept, key=lambda row: (row["model"], row["space"]))
     for (model, space), some in by_space:
         rows = list(some)
         mean = sum(row["mean without it"] for row in rows) / len(rows)
         chance = f"{space}; by chance {rows[0]['by chance']:.2f}"
-        yield f"{model}: {mean:.2f} of the neighbours of the first layer stay in later ones ({chance})"
+        yield model, f"{model}: {mean:.2f} of the neighbours of the first layer stay in later ones ({chance})"
     column = "KL(layer || previous)"
-    for model, some in groupby(_list_table_records(whole, "distances"), key=lambda row: row["model"]):
-        if known := [row for row in some if row[column] is not None]:
-            most = max(known, key=lambda row: row[column])
-            yield f"{model}: distances of rows change most at {most['layer']}, KL {most[column]:.2g} nats"
+    for model, some in groupby(_list_table_records(whole, "distances", column), key=lambda row: row["model"]):
+        most = max(some, key=lambda row: row[column])
+        yield model, f"{model}: distances of rows change most at {most['layer']}, KL {most[column]:.2g} nats"
 
 
-def _say_training_view(whole: Results) -> Iterator[str]:
+def _say_training_view(whole: Results) -> Iterator[Said]:
     """Says how far layers are apart at the first and at the last step."""
-    rows = _list_table_records(whole, "distance and metrics")
+    column = "mean over pairs of layers"
+    rows = _list_table_records(whole, "distance and metrics", column)
     for (model, measure), some in groupby(rows, key=lambda row: (row["model"], row["measure"])):
-        known = [row for row in some if row["mean over pairs of layers"] is not None]
-        if known:
-            said = (f"{row['mean over pairs of layers']:.2g} at step {row['step']}" for row in (known[0], known[-1]))
-            yield f"{model}: {measure} over pairs of layers is {' and '.join(said)}"
+        known = list(some)
+        said = " and ".join(f"{row[column]:.2g} at step {row['step']}" for row in (known[0], known[-1]))
+        yield model, f"{model}: {measure} over pairs of layers is {said}"
 
 
-def _say_large_ranks(whole: Results) -> Iterator[str]:
+def _say_large_ranks(whole: Results) -> Iterator[Said]:
     """Says whether the layers that converge early are those of a large rank."""
-    for row in _list_table_records(whole, "early convergence and large rank"):
+    for row in _list_table_records(whole, "early convergence and large rank", "large rank"):
+        large = f"{row['large rank']} of {row['layers']} layers have a large rank"
+        unknown = f"which converge early is not known ({row['undefined because']})"
         yield (
-            f"{row['model']}, {row['matrices']} of {row['of']}: of {row['layers']} layers {row['early']} converge "
-            f"early, {row['large rank']} have a large rank, {row['both']} both"
+            row["model"],
+            f"{row['model']}, {row['matrices']} of {row['of']}: {large}, "
+            + (
+                unknown if None in (row["early"], row["both"]) else f"{row['early']} converge early, {row['both']} both"
+            ),
         )
 
 
-def _say_odd_architectures(whole: Results) -> Iterator[str]:
+def _say_odd_architectures(whole: Results) -> Iterator[Said]:
     """Says which models stand apart in their shape."""
     rows = _list_table_records(whole, "architecture")
-    apart = [f"{row['model']} stands apart in {row['stands apart']}" for row in rows if row["stands apart"]]
-    yield from apart or ([f"None of {len(rows)} models stands apart from its neighbours in its shape"] if rows else [])
+    apart = [
+        (row["model"], f"{row['model']} stands apart in {row['stands apart']}") for row in rows if row["stands apart"]
+    ]
+    yield from apart or (
+        [("", f"No model of {len(rows)} stands apart from its neighbours in its shape")] if rows else []
+    )
 
 
-def _say_best_measures(whole: Results) -> Iterator[str]:
+def _say_best_measures(whole: Results) -> Iterator[Said]:
     """Says which measures have the best mean ranks."""
-    rows = _list_table_records(whole, "measures by grade")
+    rows = _list_table_records(whole, "measures by grade", "mean rank")
     if rows:
         best = (
             row["measure"]
             + f" {row['mean rank']:.1f}"
-            + ("" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})")
+            + ("" if None in (row["low"], row["high"]) else f" ({row['low']:.1f} to {row['high']:.1f})")
             for row in rows[:3]
         )
-        yield f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}"
+        yield "", f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}"
 
 
 def _format_percent(share: float) -> str:
@@ -282,7 +329,7 @@ def _average_lines(curve: Curve) -> list[float | int | None]:
     return [None if None in column else sum(x for x in column if x is not None) / len(column) for column in columns]
 
 
-LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
+LEADS: dict[str, Callable[[Results], Iterator[Said]]] = {
     "probes": _say_probe_errors,
     "stitching": _say_stitching,
     "universality": _say_universality,
