@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from repsim_cli.base.plain import escape, say_count
-from repsim_cli.runs.content import Curve, Results, Table
+from repsim_cli.runs.content import IDENTICAL, Curve, Results, Table
 
 Said = tuple[str, str]  # whom or what a sentence is about, and the sentence
 MOST = 6  # sentences, and tokens that one names
@@ -128,10 +128,25 @@ def _say_way(row: dict[str, Any]) -> str:
     return "" if None in ends else f", {ends[0]:.2f} to {ends[1]:.2f}"
 
 
+def _say_identical_checkpoints(whole: Results) -> Iterator[Said]:
+    """Says which checkpoints of a training have the same weights."""
+    for row in _list_table_records(whole, IDENTICAL):
+        which = "all checkpoints" if row["all"] == "yes" else "checkpoints"
+        yield row["model"], f"{row['model']}: {which} are identical, by their weights: those of steps {row['steps']}"
+
+
+def _list_still_models(whole: Results) -> list[str]:
+    """Lists the models whose checkpoints are all the same: nothing is said of their course."""
+    return [row["model"] for row in _list_table_records(whole, IDENTICAL) if row["all"] == "yes"]
+
+
 def _say_convergence(whole: Results) -> Iterator[Said]:
     """Says from which step on layers are nearly as they end."""
+    yield from _say_identical_checkpoints(whole)
+    still = _list_still_models(whole)
     for curve in whole.curves.values():
-        if not str(curve.about.get("quantity", "")).endswith(" to last") or len(curve.at) < 2:
+        of_last = str(curve.about.get("quantity", "")).endswith(" to last")
+        if not of_last or len(curve.at) < 2 or curve.about.get("model") in still:
             continue
         known = [
             (step, value) for step, value in zip(curve.at, _average_lines(curve), strict=True) if value is not None
@@ -271,16 +286,21 @@ def _say_views(whole: Results) -> Iterator[Said]:
 
 def _say_training_view(whole: Results) -> Iterator[Said]:
     """Says how far layers are apart at the first and at the last step."""
-    column = "mean over pairs of layers"
+    yield from _say_identical_checkpoints(whole)
+    column, still = "mean over pairs of layers", _list_still_models(whole)
     rows = _list_table_records(whole, "distance and metrics", column)
     for (model, measure), some in groupby(rows, key=lambda row: (row["model"], row["measure"])):
         known = list(some)
+        if model in still:
+            yield model, f"{model}: {measure} over pairs of layers is {known[0][column]:.2g} at every step"
+            continue
         said = " and ".join(f"{row[column]:.2g} at step {row['step']}" for row in (known[0], known[-1]))
         yield model, f"{model}: {measure} over pairs of layers is {said}"
 
 
 def _say_large_ranks(whole: Results) -> Iterator[Said]:
     """Says whether the layers that converge early are those of a large rank."""
+    yield from _say_identical_checkpoints(whole)
     for row in _list_table_records(whole, "early convergence and large rank", "large rank"):
         large = f"{row['large rank']} of {row['layers']} layers have a large rank"
         unknown = f"which converge early is not known ({row['undefined because']})"

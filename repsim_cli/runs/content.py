@@ -30,6 +30,7 @@ MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
 REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
 CODED = "what a crosscoder has of each side"
+IDENTICAL = "identical checkpoints"  # of a training
 ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST, CODED)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"

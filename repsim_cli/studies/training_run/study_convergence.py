@@ -22,6 +22,7 @@ from repsim_cli.engine.without_value import Lacking, select_measures_with_values
 from repsim_cli.measures import Measure
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
+from repsim_cli.studies.training_run.identical import tabulate_identical_checkpoints
 from repsim_cli.studies.training_run.trainings import (
     CheckpointStep,
     Gap,
@@ -102,7 +103,7 @@ class Convergence(Study):
         return Results(
             study="convergence",
             measures=[measured for course in self.courses if self.pairs for measured in course.matrices(run)],
-            tables=self.tables(),
+            tables=self.tables(run),
             curves=name_curves(curves),
         )
 
@@ -119,13 +120,14 @@ class Convergence(Study):
             training.make(run)
         return [curve for course in self.courses for curve in course.curves(run, self.previous, self.pairs, visit)]
 
-    def tables(self) -> dict[str, Table]:
-        """The gaps, and the diagnostics of the last checkpoints."""
+    def tables(self, run: Run) -> dict[str, Table]:
+        """The gaps, checkpoints that are the same, and the diagnostics of the last ones."""
         of_each = [
             training.diagnosis.tables(training.compared.layers)[DIAGNOSTICS] for training in self.trainings.values()
         ]
         whole = Table(columns=DIAGNOSED, rows=[row for table in of_each for row in table.rows])
-        return {**tabulate_checkpoint_gaps(self.gaps()), DIAGNOSTICS: whole}
+        same = tabulate_identical_checkpoints(run, self.trainings.values())
+        return {**tabulate_checkpoint_gaps(self.gaps()), **same, DIAGNOSTICS: whole}
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]

@@ -116,7 +116,7 @@ class EffectiveRank(Study):
             run, lambda training, checkpoint: ranks.extend(self._ranks(run, training, checkpoint))
         )
         curves = [*similarity, *self._curves(ranks)]
-        return Results(study="effective_rank", tables=self.convergence.tables(), curves=name_curves(curves))
+        return Results(study="effective_rank", tables=self.convergence.tables(run), curves=name_curves(curves))
 
     def _curves(self, ranks: Sequence[Rank]) -> Iterator[Curve]:
         """A curve per model and kind of matrix, of parameters and of gradients."""

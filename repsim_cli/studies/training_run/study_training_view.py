@@ -20,6 +20,7 @@ from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.engine.without_value import collect_lacking, select_measures_with_values
 from repsim_cli.runs.content import Curve, Measured, Results, Table, omit_nan
 from repsim_cli.runs.results import Run
+from repsim_cli.studies.training_run.identical import tabulate_identical_checkpoints
 from repsim_cli.studies.training_run.trainings import (
     Gap,
     Missing,
@@ -104,7 +105,11 @@ class TrainingView(Study):
         return Results(
             study="training_view",
             measures=records,
-            tables={"distance and metrics": view, **tabulate_checkpoint_gaps(gaps)},
+            tables={
+                "distance and metrics": view,
+                **tabulate_checkpoint_gaps(gaps),
+                **tabulate_identical_checkpoints(run, self.trainings.values()),
+            },
             curves=name_curves(curves),
         )
 

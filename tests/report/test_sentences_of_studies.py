@@ -1,0 +1,180 @@
+"""Sentences of studies: whom they are about, what has no value, and that commands and `--json` say the same."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from helpers.made_runs import made
+
+from repsim_cli.report.headline import list_sentences
+from repsim_cli.report.studies import LEADS, MOST, list_findings, pick_main, say_main_findings
+from repsim_cli.runs import reader, results
+from repsim_cli.runs.content import ANSWERS, IDENTICAL, Axis, Curve, Results, Table
+
+
+def table(*rows):
+    """A table of rows that are given by column."""
+    return Table(columns=list(rows[0]), rows=[list(row.values()) for row in rows])
+
+
+PROBES = {
+    "model": "m", "target": "label", "probe": "linear", "nearest": "embed", "others as near": 1, "lowest error": 0.1,
+    "control": 0.4, "error of the largest class": 0.5, "layers": 6, "p of any layer": 0.001,
+}  # fmt: skip
+STITCH = {"head": "a", "tail": "b", "head layer": "embed", "tail layer": "embed", "penalty": 0.5, "penalty se": 0.1}
+COURSE = {"model": "m", "matrices": "attn_out", "of": "parameters", "layers": 6, "early": 2, "large rank": 3, "both": 1}
+TABLES = {
+    "probes": {"nearest to the targets": table(PROBES, {**PROBES, "error of the largest class": None})},
+    "stitching": {"stitching": table(STITCH, {**STITCH, "head layer": "end", "tail layer": "end", "penalty": 0.7})},
+    "universality": {
+        "universality of factors": table(
+            {"measure": "cka", "factor": "seed", "least share of seeds": 0.9, "largest share of seeds": 1.0, "verdict": "same"}
+        )
+    },
+    "convergence": {IDENTICAL: table({"model": "n", "steps": "1, 2", "all": "yes"})},
+    "similarity": {
+        "sub-networks": table(
+            {"measure": "gw", "model": "m", "found by": "segments", "sub-networks": 2, "silhouette": 0.6, "without groups": 0.2}
+        )
+    },
+    "verify": {},
+    "tuned": {"tokens that change most": table({"model": "m", "by": "KL", "token": "a", "value": 0.3})},
+    "universal_neurons": {
+        "universal neurons": table(
+            {"model": "m", "universal": 0.1, "neurons": 64, "universal in rotated bases": 0.0, "mean excess correlation": 0.2}
+        )
+    },
+    "features": {
+        "shared latents": table(
+            {"model": "m", "layer": "l", "shared": 0.5, "latents": 64, "dictionaries": "both", "random directions: shared": 0.1}
+        ),
+        "cross-reconstruction": table(
+            {"layer": "l", "encoded": "m", "decoded": "n", "R²": 0.4, "R² of the best affine map": 0.5}
+        ),
+    },
+    "finetune": {
+        "classifiers": table({"model": "m"}),
+        "over seeds": table({"metric": "accuracy", "lowest": 0.5, "highest": 0.6}),
+        "variants": table(
+            {"task": "t", "variant": "v", "mean": 0.5, "change": 0.1, "standard error of rows": 0.01}
+        ),
+    },
+    "modular_training": {
+        "training": table({"model": "m", "stage": "c1", "validation accuracy": 0.5, "kept after": 9})
+    },
+    "views": {
+        "couplings": table({"model": "m", "rows": "a", "columns": "b", "starts": "random", "on the diagonal": 0.5}),
+        "neighbours kept": table({"model": "m", "space": "all", "mean without it": 0.5, "by chance": 0.1}),
+        "distances": table({"model": "m", "layer": "l", "KL(layer || previous)": 0.5}),
+    },
+    "training_view": {
+        "distance and metrics": table({"model": "m", "measure": "cka", "step": 1, "mean over pairs of layers": 0.5}),
+        IDENTICAL: table({"model": "m", "steps": "1, 2", "all": "no"}),
+    },
+    "effective_rank": {"early convergence and large rank": table({**COURSE, "undefined because": "no checkpoint"})},
+    "architecture": {"architecture": table({"model": "m", "stands apart": "heads"})},
+    "grounding": {"measures by grade": table({"measure": "cka", "mean rank": 1.5, "low": 1.0, "high": 2.0})},
+}  # fmt: skip
+CURVE = Curve(
+    x=Axis(name="step"),
+    y=Axis(name="CKA"),
+    at=[0, 10, 100],
+    lines={"resid_post@0": [0.2, 0.6, 1.0]},
+    about={"quantity": "cka to last", "point": "resid_post", "model": "m"},
+)
+
+
+NEVER = ("layers", "step")  # columns of counts that are always there
+
+
+def without_a_cell(tables):
+    """The tables with every number in turn, and with every column of numbers, without a value."""
+    yield tables
+    for name, given in tables.items():
+        counted = [given.columns.index(column) for column in NEVER if column in given.columns]
+        places = [
+            (i, j)
+            for i, row in enumerate(given.rows)
+            for j, cell in enumerate(row)
+            if not isinstance(cell, str) and j not in counted
+        ]
+        for row, column in [*places, *product([None], {j for _, j in places})]:
+            rows = [
+                [None if j == column and row in (None, i) else cell for j, cell in enumerate(cells)]
+                for i, cells in enumerate(given.rows)
+            ]
+            yield {**tables, name: replace(given, rows=rows)}
+
+
+def test_every_study_with_sentences_is_tried():
+    assert TABLES.keys() == LEADS.keys()
+
+
+@pytest.mark.parametrize("study", TABLES)
+def test_no_sentence_says_that_a_value_is_none(study):
+    whole = Results(study=study, tables=TABLES[study], curves={"course": CURVE})
+    assert study == "verify" or list_findings(whole)
+    for tables in without_a_cell(TABLES[study]):
+        for who, text in list_findings(replace(whole, tables=tables)):
+            assert "None" not in who + text
+            assert "nan" not in who + text
+
+
+def test_layers_that_converge_early_may_not_be_known():
+    row = {**COURSE, "early": None, "both": None, "undefined because": "no checkpoint in the first 10%"}
+    whole = Results(study="effective_rank", tables={"early convergence and large rank": table(row)})
+    assert say_main_findings(whole) == [
+        "m, attn_out of parameters: 3 of 6 layers have a large rank, which converge early is not known (no checkpoint in "
+        "the first 10%)"
+    ]
+
+
+def test_every_model_has_its_share_and_what_is_left_out_is_counted():
+    rows = [{**PROBES, "model": model, "target": target} for model in "ab" for target in range(6)]
+    said = say_main_findings(Results(study="probes", tables={"nearest to the targets": table(*rows)}))
+    assert [text[0] for text in said[:-1]] == ["a"] * 3 + ["b"] * 3
+    assert said[-1] == "and 6 more: repsim show RUN --json"
+    assert pick_main([("a", "a")] * MOST) == ["a"] * MOST
+
+
+def test_checkpoints_that_are_the_same_have_no_course():
+    curve = replace(CURVE, lines={"resid_post@0": [1.0, 1.0, 1.0]})
+    same = table({"model": "m", "steps": "0, 10, 100", "all": "yes"})
+    whole = Results(study="convergence", tables={IDENTICAL: same}, curves={"course": curve})
+    assert say_main_findings(whole) == ["m: all checkpoints are identical, by their weights: those of steps 0, 10, 100"]
+    some = replace(whole, tables={IDENTICAL: table({"model": "m", "steps": "0, 10", "all": "no"})})
+    assert [text[:29] for text in say_main_findings(some)] == [
+        "m: checkpoints are identical,", "m, resid_post: CKA with the c",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_commands_and_json_say_the_same(repsim, tmp_path, name):
+    """The lines of an answer and the sentences of a study, of which the text has the first."""
+    folder = made(tmp_path / "run", measures=())
+    rows = [{**PROBES, "model": model, "target": target} for model in "ab" for target in range(6)]
+    tables = {
+        name: Table(columns=["model", "what"], rows=[["a", "stands out"]]),
+        "nearest to the targets": table(*rows),
+    }
+    with results.amend(folder) as run:
+        run.manifest["study"] = "probes"
+        run.write_results(replace(reader.read_results(folder), study="probes", tables=tables))
+    said = list_sentences(folder, reader.read_results(folder))
+    code, out, err = repsim("show", folder, "--json")
+    assert code == 0, err
+    assert json.loads(out)["sentences"] == said.say_all()
+    assert len(said.say_all()) == 13
+    _, shown, _ = repsim("show", folder)
+    words = " ".join(shown.split())
+    assert all(text in words for text in ["a: stands out", *say_main_findings(reader.read_results(folder))])
+
+
+def test_a_comparison_says_it_wherever_it_is_shown(repsim, tmp_path):
+    folder = made(tmp_path / "run")
+    _, out, _ = repsim("show", folder, "--json")
+    said = json.loads(out)["sentences"]
+    assert said
+    _, shown, _ = repsim("show", folder)
+    assert all(text in " ".join(shown.split()) for text in said)
