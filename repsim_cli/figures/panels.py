@@ -7,6 +7,7 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.texts import fold
 from repsim_cli.runs.content import ON
 
 Item = TypeVar("Item")
@@ -68,8 +69,10 @@ def add_colour_bar(figure: Any, image: Any, label: str, **options: Any) -> Any:
     width, height = figure.get_size_inches()
     long = float(np.clip(height, *LONG))
     axes = figure.add_axes((1 + 0.1 / width, 1 - long / height, THICK / width, long / height))
-    figure.colorbar(image, cax=axes, **options).set_label(label, fontsize=7)
+    bar = figure.colorbar(image, cax=axes, **options)
+    bar.set_label(label, fontsize=7)
     axes.tick_params(labelsize=6)
+    fold([axes.yaxis.label], long)
     return axes
 
 

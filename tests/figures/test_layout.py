@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from helpers.drawn_kinds import KINDS
 from helpers.drawn_topics import TOPICS
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from PIL import Image
 
 from repsim_cli.figures import frame
 from repsim_cli.figures.frame import INCHES, MARGIN, Style
-from repsim_cli.figures.layout import LEAST, MATRIX
+from repsim_cli.figures.layout import LEAST, MATRIX, TITLED
 
 EVERY = KINDS | TOPICS
 APPROVED = Path(__file__).parent / "approved"
@@ -86,3 +87,36 @@ def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
         assert np.abs(np.subtract(expected.shape, actual.shape)).max() <= 1  # sizes are rounded
         differences = np.abs(expected[:high, :wide] - actual[:high, :wide]).max(2)
         assert np.count_nonzero(differences > DIFFERENT) <= FEW
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_nothing_is_written_over_other_axes_and_figures_are_not_mostly_empty(tmp_path, kind):
+    """At the size that figures of a run have: titles lie beside colour bars and other panels, labels of colour bars are
+    no longer than these, and axes take half of the width, or stand below a title that takes more."""
+    with matplotlib.rc_context(frame.STYLE):
+        figure = frame._fit_figure(EVERY[kind], Style(), tmp_path / "labels.txt")
+        box, boxes = figure.get_tightbbox(), {axes: axes.get_window_extent() for axes in figure.axes}
+        titles = [
+            (axes, title.get_text(), title.get_window_extent())
+            for axes in figure.axes
+            for title in (axes.title, axes._left_title, axes._right_title)
+            if title.get_text()
+        ]
+        for legend in figure.findobj(Legend):  # one that stands beside axes fills the width, one above them does not
+            above = all(legend.get_window_extent().y0 >= axes.y1 for axes in boxes.values())
+            legend.set_in_layout(not above)
+        around = [axes.get_tightbbox(for_layout_only=True) for axes in figure.axes]
+        bars = [axes for axes in figure.axes if hasattr(axes, "_colorbar")]
+        long = [
+            axes.get_ylabel() for axes in bars if axes.yaxis.label.get_window_extent().height > 1.1 * boxes[axes].height
+        ]
+    across = [
+        (title, other.get_label())
+        for axes, title, a in titles
+        for other, b in boxes.items()
+        if other is not axes and min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+    assert across == []
+    assert long == []
+    wide = (max(x.x1 for x in around) - min(x.x0 for x in around)) / figure.dpi
+    assert 2 * wide >= box.width or box.width <= TITLED + 0.1

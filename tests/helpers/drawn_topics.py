@@ -168,6 +168,12 @@ def graded(measures: list[str], values: int) -> Any:
     return universality._draw_factor_verdicts(table, "value")
 
 
+def graded_factors(measures: list[str], factors: list[str]) -> Any:
+    rows = [[measure, factor, i / 2, 0.2, "same"] for measure in measures for i, factor in enumerate(factors)]
+    table = Table(columns=["measure", "factor", universality.LEAST, "margin", "verdict"], rows=rows)
+    return universality._draw_factor_verdicts(table, None)
+
+
 def strip(models: list[str], count: int, measures: int, scale: float = 1.0) -> Any:
     names = [f"{point}@{i}" for i in range(count) for point in ("conv", "relu")]
     every = [measured(models, names, scale, 0.0, f"measure_{i}") for i in range(measures)]
@@ -424,6 +430,7 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "neighbours": partial(lines_to_neighbours, "m", 2),
     "neighbours of 7 layers": partial(lines_to_neighbours, LONG, 7),
     "universality": partial(graded, MEASURES[:2], 5),
+    "universality of 2 factors": partial(graded_factors, MEASURES[:4], ["width", "training"]),
     "universality of 20 measures": partial(graded, named(20, MEASURES[-1]), 14),
     "feature maps": partial(strip, ["m"], 3, 1),
     "feature maps of 10 layers, tiny": partial(strip, SEEDS, 5, 2, 1e-7),

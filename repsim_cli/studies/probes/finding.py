@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.heatmap import TIGHT, name_by_block
-from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.layout import LETTER, find_available_width
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.figures.texts import shorten
@@ -173,24 +173,28 @@ def _draw_probe_maps(run: Finished, matrices: Sequence[Matrix]) -> Any:
 
     layers, targets = matrices[0].rows.layers, matrices[0].columns.layers
     blocks = [read_block_number(layer) for layer in layers]
-    width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
+    titles = [f"{matrix.about['label']}: {matrix.about['error']}" for matrix in matrices]
+    longest = max(len(title) for title in titles) * LETTER * 7 / 72  # of letters of 7 points
+    width, height = max(CELL[0] * len(layers), SMALLEST, longest), CELL[1] * len(targets)
     if (limit := find_available_width()) is not None:
         width = min(width, max(limit, 1.0))
-    rows = [(matrix, control) for matrix in matrices for control in (False, True)]
+    rows = [
+        (matrix, title, kind) for matrix, title in zip(matrices, titles, strict=True) for kind in ("values", "control")
+    ]
     tops = [number * (height + GAP) for number in range(len(rows))]
     total = tops[-1] + height
     figure = Figure(figsize=(width, total))
     used: list[Any] = []
     image: Any = None
-    for (matrix, control), top in zip(rows, tops, strict=True):
+    for (matrix, title, kind), top in zip(rows, tops, strict=True):
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
+        control = kind == "control"
         values = run.array(matrix.details["control"] if control else matrix.values).T
         image = axes.imshow(values, cmap=choose_colours(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
         axes.set_yticks(range(len(targets)), [shorten(name, MOST) for name in targets], fontsize=7, parse_math=False)
         axes.set_xticks([])
         axes.tick_params(length=2)
-        said = "control" if control else f"{matrix.about['label']}: {matrix.about['error']}"
-        axes.set_title(said, loc="left", fontsize=7, pad=2)
+        axes.set_title("control" if control else title, loc="left", fontsize=7, pad=2)
         for place in range(1, len(blocks)):
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)

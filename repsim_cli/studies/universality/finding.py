@@ -12,7 +12,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.layout import find_available_width
-from repsim_cli.figures.panels import LONG, add_colour_bar, set_headline
+from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.agreement import draw_agreement_map
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
@@ -47,7 +47,7 @@ LEAST = "least share of seeds"
 OF_FACTORS = ["measure", "factor", "values", LEAST, "largest share of seeds", "margin", "verdict"]
 SHOWN = (0.0, 1.0)  # the ends of the scale of colours, as a share of the way from the baseline to the seeds
 CELL, ROW = 0.36, 0.2  # inches of a column and of a row, which is as high as wide or at least this
-BAR = 2.6  # inches that the label of the colour bar takes
+BAR = 0.85  # inches that the colour bar takes beside the map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,15 +213,13 @@ def _draw_factor_verdicts(table: Table, value: str | None) -> Any:
                 fontsize=7,
                 parse_math=False,
             )
-    above = 0.2 + 0.055 * max(map(len, factors)) if value else 0.06  # inches, of the names of factors
-    above = max(above, (BAR - max(height, LONG[0])) / 2)
     names = {SAME: f"{SAME} (margin {table.column('margin')[0]:g})"}
     handles = [
         axes.plot([], [], color="black", label=names.get(verdict, verdict), **_mark(verdict, 8.0))[0]
         for verdict in MARKERS
     ]
-    axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
-                bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip
+    axes.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", borderpad=0,
+                bbox_to_anchor=(1 + BAR / width, 1), handletextpad=0.2)  # fmt: skip
     same = sum(verdict == SAME for verdict in said.values())
     set_headline(
         figure,
