@@ -78,7 +78,7 @@ def read_verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str
             words = f"{verdict.measure} {verdict.verdict}"
             if values and verdict.value is not None:
                 p = "" if verdict.decided is None else f"p = {verdict.decided:.2g}"
-                said = ", ".join(filter(None, [p, verdict.over]))
+                said = ", ".join(filter(None, [p, verdict.basis]))
                 words += f", {verdict.value:.3g}" + (f" ({said})" if said else "")
             elif verdict.over:
                 words += f" ({verdict.over})"

@@ -83,7 +83,7 @@ def _say_evidence(claim: Verdict) -> str:
     parts = [f"{claim.value:z.3f}{error}", f"threshold {claim.threshold}"]
     if claim.decided is not None:
         parts.append(f"p = {claim.decided:.2g}")
-    parts += [claim.over] if claim.over else []
+    parts += [claim.basis] if claim.basis else []
     return ", ".join([*parts, claim.why] if claim.verdict == "not testable here" else parts)
 
 

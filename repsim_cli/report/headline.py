@@ -54,8 +54,7 @@ def say_question(manifest: Mapping[str, Any], whole: Results) -> str:
 
 class Sentences(NamedTuple):
     """What a run says. answer: the lines of its answer. found: of its study or, where it compares layers, of every two
-    models. shown: how many of these a
-    command prints."""
+    models. shown: how many of these a command prints."""
 
     answer: list[Said]
     found: list[Said]
@@ -95,7 +94,7 @@ def _group_by_two_models(measures: Sequence[Measured]) -> dict[frozenset[str], l
 
 
 def _count_pairs(whole: Results) -> int:
-    """How many pairs of models are put into words."""
+    """Counts the pairs of models that are put into words."""
     return MOST // max(1, len(whole.measures))
 
 

@@ -104,7 +104,10 @@ def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
         "answers": whole.answers,
         "tables": [(name, asdict(table)) for name, table in whole.tables.items() if name not in ANSWERS],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
-        "claims": [{**asdict(claim), "decided": claim.decided, "over": claim.over} for claim in whole.claims],
+        "claims": [
+            {**asdict(claim), "decided": claim.decided, "over": claim.over, "basis": claim.basis}
+            for claim in whole.claims
+        ],
         "figures": [
             {**figure, "data": say_source(figure["name"], whole)}
             for figure in _read_figures(folder, min(MOST, BOTH - 8 * count // block**2))

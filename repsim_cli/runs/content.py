@@ -282,6 +282,23 @@ class Verdict:
         """
         return say_count(self.units, self.unit) if self.unit and self.units is not None else ""
 
+    @property
+    def basis(self) -> str:
+        """The words on what p rests on: the number of units, and more where value, threshold and error do not give p.
+
+        >>> more = dict.fromkeys(["name", "source", "says", "measure", "statistic"], "")
+        >>> numbers = dict.fromkeys(["value", "se", "p", "opposite_p"], 0.0)
+        >>> given = {**more, **numbers, "threshold": 0.0, "verdict": "unclear", "unit": "model", "units": 3}
+        >>> Verdict(**given, why="standard error over 3 models").basis
+        '3 models'
+        >>> Verdict(**given, why="standard error over 3 models, and steps of the curve that they share").basis
+        'standard error over 3 models, and steps of the curve that they share'
+        """
+        plain = self.se is not None and self.why in (f"standard error over {self.over}", f"spread of {self.over}")
+        if plain or self.decided is None or self.verdict == "not testable here" or not self.why:
+            return self.over
+        return self.why if self.over in self.why else f"{self.over}, {self.why}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

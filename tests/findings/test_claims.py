@@ -756,6 +756,17 @@ def test_a_verdict_says_its_units_and_the_p_that_decided():
     assert (seeds.unit, seeds.units, seeds.over) == ("seed", 3, "3 seeds")
 
 
+def test_a_verdict_says_what_its_p_rests_on():
+    """Where p follows from value, threshold and error the number of units is enough."""
+    claim = ALL["earlier_layers_converge_faster"]
+    found = claim.verdict("cka", *TABLE[claim.name](FALSEHOOD, np.random.default_rng(0)))
+    assert "steps of the curve that they share" in found.basis
+    assert found.over in found.basis
+    plain = replace(found, why=f"standard error over {found.over}")
+    assert plain.basis == found.over
+    assert replace(found, verdict=UNTESTABLE).basis == found.over
+
+
 def test_three_sizes_are_too_few():
     (five,) = TABLE["larger_models_converge_earlier"](TRUTH, np.random.default_rng(0))
     three = ALL["larger_models_converge_earlier"](five[:3])

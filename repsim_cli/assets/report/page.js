@@ -1107,7 +1107,7 @@ function answer(views) {
     const facts = [m.status, counted(models.length || Object.keys(m.models ?? {}).length, "model"), checkpoints ? counted(checkpoints, "checkpoint") : null, typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
-      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.decided === null ? "" : `, p = ${Number(c.decided.toPrecision(2))}`}`}${c.over ? `, ${c.over}` : ""})`)));
+      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.decided === null ? "" : `, p = ${Number(c.decided.toPrecision(2))}`}`}${c.basis ? `, ${c.basis}` : ""})`)));
     // what a study found, or two models side by side, comes before what the similarity of their layers says
     const side = run.answers.map(([who, what]) => `${who}: ${what}`), own = m.study !== "similarity";
     const before = own ? [...side, ...run.leads] : views?.alone ? side : [], after = own ? [] : views?.alone ? run.leads : [...run.leads, ...side];

@@ -1,6 +1,7 @@
 """What differs between a model and its base, token by token: the rows of every layer, and what is predicted next."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,13 @@ from torch import Tensor
 from repsim_cli.activations.places import mark_kept_rows, mark_read_places
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
+from repsim_cli.engine.behind import UNFINISHED
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
 
+# the letters that byte-level tokenizers write bytes as: printable ones as themselves, the others from U+0100 on
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(OTHERS)}
 CELLS = 2**22  # logits that are worked on at a time, in float64
 TOKENS = ["model", "by", "value", "text before", "token", "text after", "next in the base", "next"]
 TEXTS = ["model", "by", "mean over tokens", "tokens", "text"]
@@ -126,9 +132,25 @@ class Texts:
         return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
 
     def show(self, ids: Any) -> str:
-        """Decodes tokens into one line of text; what cannot be printed is escaped."""
+        """Decodes tokens into one line of text; what cannot be printed is escaped, and of a single token that is a part
+        of a character the bytes are named, as the tokenizer has them."""
         text = self.tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
+        if UNFINISHED in text and len(ids) == 1:
+            return f"part of a character: {name_bytes(self.tokenizer.convert_ids_to_tokens(int(ids[0])))}"
         return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+
+
+def name_bytes(piece: str) -> str:
+    """Names the bytes of a token in hexadecimal, where its name stands for bytes; else gives the name.
+
+    >>> name_bytes("âĢ"), name_bytes("<0xE2>"), name_bytes("▁a")
+    ('e2 80', 'e2', '▁a')
+    """
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):
+        return match[1].lower()
+    if all(letter in BYTES for letter in piece):
+        return bytes(BYTES[letter] for letter in piece).hex(" ")
+    return piece
 
 
 def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:

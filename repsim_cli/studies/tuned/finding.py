@@ -187,8 +187,9 @@ def say_mean_direction(table: Table, model: str) -> str:
     if not rows:
         return ""
     _, block, _, share, up, down = rows[-1]
+    known = "" if share is None else f", has {share:.2g} of the change after block {block}"
     return (
-        f"one direction, the mean change, has {share:.2g} of the change after block {block}; it promotes "
+        f"one direction, the mean change{known}; it promotes "
         f"{' '.join(_list_first_tokens(up))} and demotes {' '.join(_list_first_tokens(down))}"
     )
 

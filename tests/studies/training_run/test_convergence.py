@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.models import transformers
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import DIAGNOSTICS
+from repsim_cli.runs.content import DIAGNOSTICS, IDENTICAL
 from repsim_cli.studies.training_run.finding_convergence import take_values_at_share
 from repsim_cli.studies.training_run.finding_ranks import (
     Ranks,
@@ -293,6 +294,21 @@ def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
     found = recorded(newest())
     assert sum(curve["x"]["name"] == "step" for curve in found["curves"].values()) == 6
     assert [claim["measure"] for claim in found["claims"]] == ["cka", "cka", "rsa", "rsa"]
+
+
+@pytest.mark.parametrize("study", ["convergence", "training_view"])
+def test_checkpoints_that_are_the_same_are_said_to_be(repsim, newest, tmp_path, study):
+    shipped = resources.files("repsim_cli") / "assets" / "models" / "tiny_a"
+    for step in (1, 10):
+        (tmp_path / f"step{step}").symlink_to(str(shipped))
+    series = f"+model.mine={{kind: series, folder: {tmp_path}}}"
+    code, out, err = repsim(
+        "run", f"study={study}", "model=[]", series, "measure=[cka]", "extract.sequences=4", "cache=false"
+    )
+    assert code == 0, err
+    assert "mine: all checkpoints are identical, by their weights: those of steps 1, 10" in " ".join(out.split())
+    assert "from step" not in out
+    assert reader.read_results(newest()).tables[IDENTICAL].rows == [["mine", "1, 10", "yes"]]
 
 
 def test_a_study_without_models(repsim):

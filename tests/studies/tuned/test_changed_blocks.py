@@ -2,17 +2,19 @@
 
 import copy
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 import pytest
 import torch
 from helpers.tiny_configs import tiny_config
+from transformers import AutoTokenizer
 
 from repsim_cli.activations.batching import TokenTally
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.content import CARRIED, OWN
+from repsim_cli.runs.content import CARRIED, OWN, Table
 from repsim_cli.studies.tuned.blocks import (
     BlockStack,
     compute_block_changes,
@@ -21,8 +23,8 @@ from repsim_cli.studies.tuned.blocks import (
     make_unpadded_batches,
     say_why_not_alone,
 )
-from repsim_cli.studies.tuned.changes import compute_logit_divergences, compute_row_changes, decode
-from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks
+from repsim_cli.studies.tuned.changes import Texts, compute_logit_divergences, compute_row_changes, decode
+from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_mean_direction
 from repsim_cli.studies.tuned.models import load_next_token_model
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
@@ -227,6 +229,22 @@ def test_the_sentence():
     assert say_changed_blocks(none, outside).endswith(
         "; outside the blocks embed.weight by 0.25, norm.bias, head.weight by 1 and 1 more"
     )
+
+
+def test_tokens_that_are_parts_of_a_character_are_told_apart():
+    """Of every token of a byte-level vocabulary: other tokens have other texts, and none is a replacement character."""
+    texts = Texts.__new__(Texts)
+    texts.tokenizer = AutoTokenizer.from_pretrained(str(resources.files("repsim_cli") / "assets/models/tiny_a"))
+    shown = [texts.show([token]) for token in range(len(texts.tokenizer))]
+    parts = [text for text in shown if text.startswith("part of a character: ")]
+    assert len(parts) == len(set(parts)) > 100
+    assert not any("\ufffd" in text for text in shown)
+    assert texts.show(texts.tokenizer("é")["input_ids"]) == "é"
+
+
+def test_the_mean_direction_may_have_no_share():
+    table = Table(columns=list("abcdef"), rows=[["tuned", 3, 0.1, None, "'a' 'b'", "'c'"]])
+    assert say_mean_direction(table, "tuned") == "one direction, the mean change; it promotes 'a' 'b' and demotes 'c'"
 
 
 def test_blocks_that_cannot_be_run_alone():
