@@ -25,6 +25,7 @@ from repsim_cli.models.source import AnySource, Precomputed, PrecomputedIds, Pre
 
 NAMED = 5  # ids in a message
 SAMPLE = 4096  # characters that a plan tokenizes
+TRIED = 1024  # sequences up to which it makes all
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
@@ -54,7 +55,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
     and pooled examples they need not agree: a row is the same word or example, whatever its tokens.
     """
     by_label = {label: name_errors(label, source.tokenizer) for label, source in live.items()}
-    if is_dry() and isinstance(data, Text) and "://" not in data.source and not data.chat:
+    if may_try(data) and not data.chat:
         _check_beginning(next(data.documents(), "")[:SAMPLE], live, by_label)
     if data.chat:
         by_label = {
@@ -81,6 +82,22 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
         if _have_different_vocabularies(by_label[first], by_label[label]):
             raise _explain_other_tokenizer(first, label, OTHER[data.modality])
     return by_label
+
+
+def may_try(data: Data) -> bool:
+    """Tells whether a plan reads the data, as a run would: text that is here."""
+    return is_dry() and isinstance(data, Text) and "://" not in data.source
+
+
+def try_sequences(
+    live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
+) -> dict[str, Sequences]:
+    """The sequences that a run would have, for a plan, which so refuses what the run would; none where they are many,
+    or where the data or a tokenizer are not here."""
+    unknown = not tokenizers or any(isinstance(tokenizer, Vocabulary) for tokenizer in tokenizers.values())
+    if unknown or not may_try(data) or extract.sequences > TRIED:
+        return {}
+    return make_sequences(live, tokenizers, data, extract, seed)
 
 
 def share_tokens(live: Mapping[str, Source]) -> bool:

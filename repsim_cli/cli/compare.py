@@ -15,9 +15,9 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
-from repsim_cli.cli.job import RunJob, perform
+from repsim_cli.cli.job import RunJob, perform, plan_job
 from repsim_cli.cli.machine import build_run_json, say_json
-from repsim_cli.cli.plan import plan_in_short, plan_lines
+from repsim_cli.cli.plan import plan_in_short
 from repsim_cli.cli.show import summarise_run
 from repsim_cli.cli.terminal import QUIET, Bar, check_torch, is_quiet, say
 from repsim_cli.config.presets import FILES, find_model_entry, read_table_entries
@@ -64,7 +64,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     if checked.keys.dry_run:
         if parsed.json:
             raise BadInput("--json: of a run, got dry_run=true; drop one of them")
-        say(*plan_lines(checked.keys.name, checked.plan(), checked.misfits), *lines)
+        say(*plan_job(checked), *lines)
         return 0
     tell = partial(say, aside=True) if not is_quiet() else lambda line: None
     for line in (plan_in_short(checked.plan()), *lines):

@@ -10,7 +10,9 @@ from repsim_cli.base import signals
 from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
+from repsim_cli.cli.plan import plan_lines
 from repsim_cli.cli.terminal import LogLines, is_quiet, log, say, show_log_on_terminal
+from repsim_cli.config.run import RunConfig, RunKeys
 from repsim_cli.runs import folders, reader, results
 
 LARGE = 5_000_000  # bytes of results whose page takes more than seconds
@@ -95,20 +97,33 @@ def _open(job: RunJob) -> results.Run | None:
         raise BadInput(explain(error)) from error
 
 
+def find_resumed(keys: RunKeys, *, sweep: bool) -> tuple[Path | None, bool]:
+    """Finds the run that is resumed, and whether it is complete; None where a job of a sweep starts one. Raises
+    BadInput where there is none, or another configuration made it."""
+    config = keys.model_dump()
+    if keys.resume != "latest":
+        target = folders.find(str(keys.resume))
+        different = results.list_config_differences(reader.drop_irrelevant_keys(config), reader.read_config(target))
+        if different:
+            raise BadInput(f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run")
+        return target, reader.read_manifest(target)["status"] == "complete"
+    target, complete = folders.find_unfinished(config)
+    if target is None and not sweep:
+        raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
+    return target, complete
+
+
+def plan_job(checked: RunConfig, *, sweep: bool = False) -> list[str]:
+    """Plans a job, line by line. Raises BadInput where there is no run that it could resume."""
+    if checked.keys.resume is not None:
+        find_resumed(checked.keys, sweep=sweep)
+    return plan_lines(checked.keys.name, checked.plan(), checked.misfits)
+
+
 def _open_run(job: RunJob) -> results.Run | None:
     keys = job.checked.keys
     if keys.resume is not None:
-        config = keys.model_dump()
-        if keys.resume == "latest":
-            target, complete = folders.find_unfinished(config)
-        else:
-            target = folders.find(keys.resume)
-            complete = reader.read_manifest(target)["status"] == "complete"
-            different = results.list_config_differences(reader.drop_irrelevant_keys(config), reader.read_config(target))
-            if different:
-                raise BadInput(
-                    f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
-                )
+        target, complete = find_resumed(keys, sweep=job.sweep)
         if target is not None:
             results.drop_empty(job.folder)
             if complete:
@@ -116,8 +131,6 @@ def _open_run(job: RunJob) -> results.Run | None:
                 return None
             say(f"resuming {target}", aside=True)
             return results.reopen(target)
-        if not job.sweep:
-            raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
     return results.create(
         job.folder,
         name=keys.name,

@@ -40,15 +40,13 @@ def run(words: list[str]) -> int:
     if flags.keys() & PRINTING:
         return print_as_hydra(rest, primary)
     check_torch()  # not before: misspelt words need none of what follows
+    from repsim_cli.cli.job import plan_job
     from repsim_cli.cli.jobs import run_jobs
-    from repsim_cli.cli.plan import plan_lines
     from repsim_cli.config.run import validate
 
     cache.find_cache_folder()
     jobs = [(config, validate(drop_hydra_keys(config))) for config in configs]
-    plans = [
-        plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run
-    ]
+    plans = [plan_job(checked, sweep=asked.sweep) for _, checked in jobs if checked.keys.dry_run]
     _say_untested(asked)
     _say_unread(asked, [checked.keys.study for _, checked in jobs])
     if plans:

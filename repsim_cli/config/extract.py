@@ -62,6 +62,11 @@ def extract_of(problems: list[str], notes: list[str], given: Fields, bound: Fiel
             f"extract.rows: of extract.estimate=full alone, got {extract.rows} with {extract.estimate}, which takes "
             "all rows; set extract.estimate=full, or read less text with extract.sequences"
         )
+    if contexts and extract.skip >= min(extract.length, most):
+        problems.append(
+            f"extract.skip: no row is left, as sequences have at most {min(extract.length, most)} tokens, got "
+            f"{extract.skip}; extract.skip=0 reads them"
+        )
     if extract.length <= most:
         return extract
     notes.append(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from repsim_cli.activations.exchange import Exchange
+from repsim_cli.activations.inputs import try_sequences
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
@@ -283,4 +284,8 @@ def make_comparison(
     )
     if extract.estimate in IN_BATCHES and most < extract.batch_rows:
         raise comparison.explain_too_few_rows(f"at most {most}")
+    if significance.clusters not in BUILT_IN or significance.held:
+        tried = try_sequences(live, comparison.tokenizers, comparison.data, extract, comparison.seed)
+        if tried:
+            cluster_rows(significance, comparison.readings, comparison.data, tried, extract, total=0)
     return comparison

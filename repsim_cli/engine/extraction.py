@@ -18,6 +18,7 @@ from repsim_cli.activations.inputs import (
     load_tokenizers,
     make_sequences,
     pair_rows,
+    try_sequences,
 )
 from repsim_cli.activations.places import list_row_documents, list_row_labels
 from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
@@ -190,12 +191,14 @@ def make_extraction(
     check_modality(live, data)
     readings = read(models, extract)
     check_stored_rows([r for r in readings if not isinstance(r.source, PrecomputedIds | PrecomputedWords)])
+    tokenizers = load_tokenizers(live, data, extract)
+    try_sequences(live, tokenizers, data, extract, given["seed"])
     return Extraction(
         models=dict(models),
         readings=readings,
         data=data,
         devices=assign_devices(hardware, list(among or models)),
-        tokenizers=load_tokenizers(live, data, extract),
+        tokenizers=tokenizers,
         extract=extract,
         hardware=hardware,
         seed=given["seed"],
