@@ -22,6 +22,8 @@ def say_range(annotation: Any) -> str:
 
     >>> say_range(Literal["all"] | list[int] | None)
     'all, or a list, each a whole number, or null'
+    >>> say_range(tuple[Literal["png", "svg"], ...])
+    'a list, each one of png, svg'
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -31,11 +33,39 @@ def say_range(annotation: Any) -> str:
         return ", or ".join(map(say_range, inner))
     if origin is Literal:
         return f"one of {', '.join(map(write_as_yaml, inner))}" if len(inner) > 1 else write_as_yaml(*inner)
-    if origin is list:
+    if origin in (list, tuple):
         return f"a list, each {say_range(inner[0])}"
     if origin is dict:
         return f"a mapping from {say_range(inner[0])} to {say_range(inner[1])}"
     return WORDS.get(annotation) or ("settings of their own" if is_dataclass(annotation) else "an entry of data")
+
+
+def make_example(annotation: Any) -> Any:
+    """An example of a list or a mapping; None of a setting that is neither.
+
+    >>> make_example(tuple[Literal["png", "svg"], ...]), make_example(dict[str, list[str]] | None)
+    (['png'], {'NAME': ['TEXT']})
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return make_example(inner[0])
+    if origin in (Union, UnionType):
+        return next((made for made in map(make_example, inner) if made is not None), None)
+    if origin in (list, tuple):
+        return [_make_cell(inner[0])]
+    if origin is dict:
+        return {"NAME": _make_cell(inner[1])}
+    return None
+
+
+def _make_cell(annotation: Any) -> Any:
+    """An example of what stands in a list or a mapping."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[0]
+    if get_origin(annotation) is Annotated:
+        return _make_cell(get_args(annotation)[0])
+    made = make_example(annotation)
+    return {int: 1, float: 0.5, str: "TEXT"}.get(annotation, "VALUE") if made is None else made
 
 
 def _say_bound(bound: Any) -> str:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.files import explain
 from repsim_cli.base.planning import note_under
-from repsim_cli.base.ranges import say_range
+from repsim_cli.base.ranges import make_example, say_range, write_as_yaml
 from repsim_cli.base.registry import did_you_mean
 
 # in the places of pydantic's errors, of a value that may be of several kinds
@@ -23,6 +23,8 @@ OF_NUMBERS = [
     *("int_type", "int_from_float", "float_type"),
     *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
 ]
+OF_SEVERAL = ("list_type", "tuple_type", "dict_type")  # of values in place of lists and mappings
+ASKED = {"list": "a list", "tuple": "a list", "dictionary": "a mapping"}  # by pydantic's words
 Fields = dict[str, Any]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -74,9 +76,13 @@ def _explain(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterato
             yield f"{path}: missing; set it"
         elif others and path in fields and all(each["type"] in OF_NUMBERS for each in (problem, *others)):
             yield f"{path}: wrong value, got {got}; give {say_range(fields[path].annotation)}"
+        elif path in fields and any(each["type"] in OF_SEVERAL for each in (problem, *others)):
+            annotation = fields[path].annotation
+            example = write_as_yaml(make_example(annotation))
+            yield f"{path}: wrong value, got {got}; give {say_range(annotation)}, e.g. {example}"
         else:
             asked = [x["msg"].removeprefix("Input should be ").removeprefix("a valid ") for x in (problem, *others)]
-            yield f"{path}: wrong value, got {got}; give {', or '.join(asked)}"
+            yield f"{path}: wrong value, got {got}; give {', or '.join(ASKED.get(each, each) for each in asked)}"
 
 
 def _place(problem: Any) -> tuple[Any, ...]:

@@ -183,9 +183,10 @@ def _bind_groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict
 
 
 def _check_base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
-    if given is not None:
-        _check_label(problems, "base", given, labels)
-    return given if isinstance(given, str) else None
+    if not isinstance(given, str):  # a problem of the run's keys already, unless null
+        return None
+    _check_label(problems, "base", given, labels)
+    return given
 
 
 def _check_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:

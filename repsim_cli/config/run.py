@@ -309,7 +309,7 @@ def _check_figures(problems: list[str], given: Any) -> None:
     if isinstance(given, str | dict):
         settings = read_figure_settings(given)
         figures = bind(problems, "figures", Figures, settings)
-        if figures is not None and {"colours", "font"} & set(settings):
+        if figures is not None and {"colours", "font", "format"} & set(settings):
             attempt(problems, "figures.", figures.check)
 
 

@@ -70,9 +70,11 @@ class Style:
     font: str = PLAIN
 
     def check(self) -> None:
-        """Raises BadInput for a colour map or font that is not there."""
+        """Raises BadInput for a colour map or font that is not there, and for a format that is named twice."""
         from matplotlib import colormaps
 
+        if twice := next((each for each in self.format if self.format.count(each) > 1), None):
+            raise BadInput(f"format: a name twice, got '{twice}' in {list(self.format)}; give each once")
         if self.colours not in colormaps:
             raise BadInput(
                 f"colours: no such colour map, got '{self.colours}'; {did_you_mean(self.colours, colormaps)}"

@@ -222,7 +222,7 @@ def test_all_problems_at_once():
     expected = [
         "data.path: missing; set data.path=VALUE",
         "seed: wrong value, got 'x'; give integer",
-        "model.d: wrong value, got 3; give dictionary",
+        "model.d: wrong value, got 3; give a mapping",
         "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens' or 'transformers_family'?",
         "model.c.name: missing; set it",
         "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",

@@ -447,3 +447,47 @@ def test_the_time_of_training(speed):
     found = cost.estimate_training(6, 64, 1_024_000, 1000, Hardware())
     assert found.operations == 6 * 1_024_000 * 6 * 12 * 64**2
     assert found.seconds == pytest.approx(found.operations / (speed / 2) + 4 * cost.CALL * 6000)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["extract.skip=1000"], "extract.skip: no row is left, as sequences have at most 128 tokens, got 1000"),
+        (["study=barycentre", "extract.skip=300"], "extract.skip: no row is left"),
+        (["significance=permutation", "significance.clusters=none"], "significance.clusters: no such property"),
+        (["resume=nope"], "got 'nope'"),
+        (["resume=latest"], "resume: no unfinished run of this configuration"),
+        (["data=local_text", "data.path=FILE"], "line 2: not JSON"),
+        (["study=layers", "data=local_text", "data.path=FILE"], "line 2: not JSON"),
+    ],
+)
+def test_what_can_be_known_without_weights_is_refused_by_a_plan(repsim, tmp_path, words, refusal):
+    """As the run refuses it, before a plan is printed."""
+    (tmp_path / "text.jsonl").write_text('{"text": "one two three"}\n{broken\n')
+    words = [word.replace("FILE", str(tmp_path / "text.jsonl")) for word in words]
+    for dry in ("true", "false"):
+        code, out, err = repsim("run", "model=[tiny_a,tiny_b]", *words, f"dry_run={dry}")
+        assert (code, out) == (2, "")
+        assert refusal in err
+
+
+@pytest.mark.parametrize(
+    ("word", "refusals"),
+    [
+        ("figures.format=gif", ["figures.format: wrong value, got 'gif'; give a list, each one of png, svg, pdf, e.g. [png]"]),
+        ("figures.format=[png,png]", ["figures.format: a name twice, got 'png' in ['png', 'png']; give each once"]),
+        (
+            "groups=3",
+            [
+                "groups: wrong value, got 3; give a mapping from text to a list, each text, or a mapping from text to any "
+                "value, or null, e.g. {NAME: [TEXT]}"
+            ],
+        ),
+        ("base=[tiny_a]", ["base: wrong value, got ['tiny_a']; give string"]),
+        ("extract.layers={a: 1}", ["extract.layers: wrong value, got {'a': 1}; give all, or a list, each a whole number from -10000 to 10000, e.g. [1]"]),
+    ],
+)  # fmt: skip
+def test_hints_name_what_a_list_or_a_mapping_holds(repsim, word, refusals):
+    code, _, err = repsim("run", "dry_run=true", word)
+    assert code == 2
+    assert err.splitlines() == [f"error: {refusal}" for refusal in refusals]

@@ -116,7 +116,7 @@ def test_bad_seeds(entry, message):
     [
         ("hook_points: [resid_pots]", "model.a.hook_points: unknown hook point, got 'resid_pots'; did you mean 'resid_post"),
         ("hook_points: []", r"model.a.hook_points: too few, got \[\]; give at least 1"),
-        ("hook_points: embed", "model.a.hook_points: wrong value, got 'embed'; give list"),
+        ("hook_points: embed", "model.a.hook_points: wrong value, got 'embed'; give a list, each text, at least 1 of them, or null, e.g. .TEXT."),
         ("hook_pionts: [embed]", r"model.a.hook_pionts: unknown key, got \['embed'\]; did you mean 'hook_points'"),
         ("hook_points: ['module:layers.*.mpl']", r"model.a.hook_points: no such module, got 'module:layers.\*.mpl'; did you mean 'layers.2.mlp' or 'layers.1.mlp'"),
         ("labels: [yes_, no_]", r"model.a.labels: the model is no classifier, got \['yes_', 'no_'\]; drop them"),

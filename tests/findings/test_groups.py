@@ -411,7 +411,7 @@ def configured(*overrides):
         (["groups={one: {by: acc, top: 3}, two: {by: acc, bottom: 2}}"], "groups: 5 models are asked for by acc, got 4 models; ask for fewer"),
         (["groups={one: {by: acc, top: 2}}"], "groups.one.by: 'tiny_a_step100' has no metrics, got acc; name the models of the group"),
         (["groups={one: 3}"], "groups.one"),
-        (["groups=[tiny_a]"], "groups: wrong value, got ['tiny_a']; give dictionary"),
+        (["groups=[tiny_a]"], "groups: wrong value, got ['tiny_a']; give a mapping from text to a list"),
         (["groups={one: [tiny_a, gelu_tiny_3l]}", "model=[tiny_a,gelu_tiny_3l]"], "groups: models of equal depth are needed, got 6 layers of 'tiny_a' and 3 of 'gelu_tiny_3l'; leave one of them out"),
         (["+analyses.distances={}"], "analyses.distances: clusters need 2 groups, got 0; set groups"),
         (["+analyses.distances={}", "groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_a_step400]}", "measure=[mutual_knn]"], "analyses.distances: mutual_knn is neither a metric nor a cosine, got no angle; use cka_unbiased"),
@@ -466,7 +466,7 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     assert (late.p, late.opposite_p, late.why) == (2 / 70, 1.0, "70 groupings of the models")
     assert verdicts["groups_alike_early"].se > 0
     said = repsim("show", newest())[1]
-    value = f"holds ({late.value:.3f}, threshold 0.0, p = 0.029, 8 models)"
+    value = f"holds ({late.value:.3f}, threshold 0.0, p = 0.029, 8 models, 70 groupings of the models)"
     assert f"  claim groups_differ_late (cka_unbiased, layers): {value}\n" in said
     curve = found.curves["cka_unbiased, layers, one-two"]
     assert len(curve.lines) == 16
