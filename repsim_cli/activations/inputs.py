@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
     return by_label
 
 
-def may_try(data: Data) -> bool:
+def may_try(data: Data) -> TypeGuard[Text]:
     """Tells whether a plan reads the data, as a run would: text that is here."""
     return is_dry() and isinstance(data, Text) and "://" not in data.source
 
