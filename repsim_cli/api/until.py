@@ -117,15 +117,19 @@ def choose_sample(
         with tempfile.TemporaryDirectory(prefix="repsim-") as scratch:
             folder = perform_in(Path(scratch) / "run", make(ERRORS | PLAIN | size, judged), progress, drawn=False)
             rows, error = _read_largest_error(folder)
+        if math.isnan(error):
+            raise BadInput(
+                f"until: errors are those of leaving documents out, got {rows:,} rows of one document; give texts of "
+                "several (.jsonl, .csv), or drop it"
+            )
         tell(f"until: {rows:,} rows have standard errors of at most {error:.2g}, asked for {target:g}")
         if error <= target:
             return make(ERRORS | size, None)
-        if share >= MOST or rows < LACKING * size["extract.rows"]:
+        ended = rows < LACKING * size["extract.rows"]
+        if ended or share >= MOST:
             chosen = make(ERRORS | size, None)
-            note = (
-                f"until: the largest standard error of {rows:,} rows is {error:.2g}, asked for {target:g}; give more "
-                "text, or set extract.sequences and extract.rows in place of until"
-            )
+            more = "give more text" if ended else "set extract.sequences and extract.rows in place of until for more"
+            note = f"until: the largest standard error of {rows:,} rows is {error:.2g}, asked for {target:g}; {more}"
             return replace(chosen, notes=[*chosen.notes, note])
         share = min(share * min(max(ROOM * (error / target) ** 2, STEP[0]), STEP[1]), MOST)
 
@@ -140,7 +144,7 @@ def _say_size(size: Mapping[str, int]) -> str:
 
 
 def _read_largest_error(folder: Path) -> tuple[int, float]:
-    """Reads the rows of a run, and its largest standard error of layers of two models."""
+    """Reads the rows of a run, and its largest standard error of layers of two models; NaN where it has none."""
     found = reader.read_results(folder)
     across = [
         reader.read_array(folder, matrix.se)
@@ -148,4 +152,5 @@ def _read_largest_error(folder: Path) -> tuple[int, float]:
         for matrix in measured.matrices
         if matrix.se is not None and matrix.rows.model != matrix.columns.model
     ]
-    return found.measures[0].matrices[0].n or 0, max(float(np.nanmax(errors)) for errors in across)
+    known = np.concatenate([errors[np.isfinite(errors)] for errors in across])
+    return found.measures[0].matrices[0].n or 0, float(known.max()) if known.size else math.nan

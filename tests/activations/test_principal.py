@@ -105,3 +105,16 @@ def test_cards_say_what_each_remedy_takes_away(name):
             both = (remedied(z, normalise) for z in (x, changed[change]))
             same = float(measures.get(name)(*both)) > 0.999
             assert same == (change not in card.undone().get(normalise, [])), (normalise, change)
+
+
+@pytest.mark.parametrize("shape", [(600, 300), (300, 600), (260, 256)])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_iterations_find_what_the_whole_decomposition_finds(shape, decay):
+    """Also of equal variances and of more features than rows."""
+    x = np.random.default_rng(3).normal(size=shape) * np.arange(1, shape[1] + 1.0) ** -decay
+    few = cap_directions(torch.from_numpy(x))
+    whole = cap_directions(torch.from_numpy(x), iterate_from=10**9)
+    assert (few is None) == (whole is None) == (decay == 0)
+    if few is not None:
+        np.testing.assert_allclose(few.factors, whole.factors, rtol=1e-9)
+        np.testing.assert_allclose((few.axes @ whole.axes.T).abs(), np.eye(len(few.axes)), atol=1e-6)

@@ -42,6 +42,15 @@ def test_an_error_that_the_text_cannot_give_is_a_warning():
     assert "asked for 0.0001; give more text" in line
 
 
+def test_one_document_has_no_error(tmp_path):
+    file = tmp_path / "one.txt"
+    file.write_text("rain falls on roofs and runs down the walls of the old house\n" * 400)
+    with pytest.raises(
+        BadInput, match=r"until: errors are those of leaving documents out, got .* rows of one document"
+    ):
+        repsim_cli.compare(MODELS, str(file), until=0.1, measures=["cka_unbiased"])
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [
