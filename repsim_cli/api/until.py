@@ -83,8 +83,8 @@ def plan_samples(make: Make) -> tuple[RunConfig, str]:
 
     Raises BadInput where no measure has a standard error of one sample, or no model runs.
     """
-    extract = _check(make).extract
-    first, most = (_size_sample(extract, share) for share in (FIRST, MOST))
+    comparison = _check(make)
+    first, most = (_size_sample(comparison.extract, share) for share in (_choose_first_share(comparison), MOST))
     return make(ERRORS | first, None), f"until: {_say_size(first)} first, at most {_say_size(most)}"
 
 
@@ -110,7 +110,8 @@ def choose_sample(
     tell: is told of each sample. Returns the comparison of the last sample, with its errors. Raises BadInput as
     `plan_samples` does.
     """
-    comparison, share = _check(make), FIRST
+    comparison = _check(make)
+    share = _choose_first_share(comparison)
     judged = [label for label, measure in comparison.measures.items() if is_cosine(measure)]
     while True:
         size = _size_sample(comparison.extract, share)
@@ -132,6 +133,11 @@ def choose_sample(
             note = f"until: the largest standard error of {rows:,} rows is {error:.2g}, asked for {target:g}; {more}"
             return replace(chosen, notes=[*chosen.notes, note])
         share = min(share * min(max(ROOM * (error / target) ** 2, STEP[0]), STEP[1]), MOST)
+
+
+def _choose_first_share(comparison: Comparison) -> float:
+    """The share of the usual sample that is looked at first: all of it where its parts need many texts."""
+    return 1.0 if comparison.significance.budget else FIRST
 
 
 def _size_sample(extract: Extract, share: float) -> dict[str, int]:

@@ -98,6 +98,8 @@ def _say_measure(
             yield "    no value"
             continue
         digits = choose_digits(measured, sides)
+        if sides.se is not None and np.isfinite(sides.se).any():
+            yield f"    standard errors: at most {np.nanmax(sides.se):.2g}"
         yield f"    {_say_chance_level(find_chance_level(measured, sides), measured.chance or {}, digits)}"
         word, said = answering.make_layer_namer([*sides.rows, *sides.columns])
         if sides.values.size == 1:

@@ -167,7 +167,7 @@ def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Budget
     if (count := documents.max(initial=-1) + 1) < shares.LEAST:
         raise BadInput(
             f"significance.budget: rows of {shares.LEAST} documents or more are needed, got {count}; give more text or "
-            "more documents (data.sample_by=paragraph makes one of each paragraph), or leave it out"
+            "more documents (of local text data.sample_by=paragraph makes one of each paragraph), or leave it out"
         )
     size = comparison.extract.batch_rows if comparison.extract.estimate == "per_batch" else len(numbers)
     return BudgetSample(

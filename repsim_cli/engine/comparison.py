@@ -141,7 +141,8 @@ class Comparison(Extraction):
             run.warn(
                 f"significance.clusters: the text is one document, got {count:,} sequences of it as blocks in place of "
                 "documents; p may be too small where blocks next to each other depend on each other: "
-                "significance.order=shifts keeps their order, data.sample_by=paragraph makes documents of paragraphs"
+                "significance.order=shifts keeps their order, data.sample_by=paragraph makes documents of "
+                "the paragraphs of local text"
             )
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
         clustered = replace(

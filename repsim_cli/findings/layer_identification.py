@@ -81,12 +81,15 @@ def identify(blocks: Blocks) -> Float[np.ndarray, "m m"]:
 
 
 def compute_jackknife_interval(shares: Float[np.ndarray, "m m"], level: float) -> tuple[float | None, float | None]:
-    """A t interval for the mean from the jackknife over models, within 0 and 1; none of fewer than three models."""
+    """A t interval for the mean from the jackknife over models, within 0 and 1; none of fewer than three models, nor of
+    models that are all alike, whose spread is not known."""
     count = len(shares)
     if count < 3:
         return None, None
     left = [np.nanmean(shares[np.ix_(kept, kept)]) for kept in (np.delete(np.arange(count), i) for i in range(count))]
     half = np.std(left) * np.sqrt(count - 1) * scipy.stats.t.ppf((1 + level) / 2, count - 1)
+    if not half > 0:
+        return None, None
     mean = np.nanmean(shares)
     return max(0.0, float(mean - half)), min(1.0, float(mean + half))
 

@@ -163,13 +163,13 @@ class Measured:
 
     @property
     def fixed_places(self) -> str:
-        """Says that the value falls as rows are added, and that it is of so many; empty where it does not."""
+        """Says that the value changes as rows are added, and of how many it is; empty where it does not."""
         k, kind = self.settings.get("k"), self.estimate.get("kind")
         rows = self.estimate["rows_available" if kind == "sampled" else "rows"] // max(
             self.estimate.get("batches", 1), 1
         )
         falls = self.card.get("falls_with_rows", False) and isinstance(k, int)
-        return f"k = {k} of {rows:,} rows, lower with more" if falls else ""
+        return f"k = {k} of {rows:,} rows, changes with their number" if falls else ""
 
     @property
     def pairs(self) -> str:

@@ -127,7 +127,7 @@ def test_a_run(repsim, newest, tmp_path):
     whole = np.load(folder / recorded(folder)["measures"][0]["matrices"][1]["values"]).item()
     code, out, err = repsim("run", *words, "extract.estimate=sampled", "extract.rows=1000")
     assert code == 0, err
-    assert "k = 10 of 3,000 rows, lower with more" in out
+    assert "k = 10 of 3,000 rows, changes with their number" in out
     folder = newest()
     (found,) = recorded(folder)["measures"]
     estimate = {key: found["estimate"][key] for key in ("kind", "rows", "rows_available", "batches")}

@@ -391,7 +391,7 @@ def split_sequences(sequences: Sequences, evaluation: Held, fitted: bool) -> tup
     if not len(train):
         raise BadInput(
             f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
-            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
+            "sequences; give more data, or shorter documents (of local text data.sample_by=paragraph)"
         )
     return sequences.take(train), sequences.take(held)
 

@@ -322,7 +322,8 @@ class Stitching(Study):
         if self.recipe.fitted and sequences.of_one:
             run.warn(
                 f"options.evaluation: the text is one document, got its last {len(held.ids)} sequences for the "
-                "evaluation and those before them for training; data.sample_by=paragraph makes documents of paragraphs"
+                "evaluation and those before them for training; data.sample_by=paragraph makes documents of "
+                "the paragraphs of local text"
             )
         run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
         return train, held
