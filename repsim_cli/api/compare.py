@@ -111,9 +111,17 @@ def compare(  # noqa: PLR0913 - the public interface
             data = None
 
         def compose(settings: Settings, look: Sequence[str] | None = None) -> Any:
-            asked = (measures, rows, significance) if look is None else (look, rows, "none")
             return compose_configuration(
-                entries, data, *asked, settings, () if kept else layers, device, batch_size, seed
+                entries,
+                data,
+                look or measures,
+                rows,
+                significance,
+                settings,
+                () if kept else layers,
+                device,
+                batch_size,
+                seed,
             )
 
         config = compose(settings)

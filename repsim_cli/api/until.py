@@ -28,12 +28,12 @@ LACKING = 0.75  # of the rows of a sample: with fewer the text is at its end
 ROOM = 1.2  # times the rows that the error of the last sample asks for, as that error is an estimate
 ERRORS = {"extract.estimate": "full", "extract.at_most": ["sequences", "rows"], "significance.jackknife": True}
 # what a look at the errors does without
-PLAIN = {"significance.chance": False, "significance.floor": False}
-CLUSTERS = "significance.clusters"
+PLAIN = {f"significance.{key}": False for key in ("chance", "floor", "budget")}
+PLAIN |= {"significance.permutations": 19, "significance.family": "auto"}
 OWN = (*ERRORS, "extract.rows", "extract.sequences")
 
 Settings = Mapping[str, Any] | Sequence[str]  # by key, or words KEY=VALUE
-# checks the comparison with further settings; where measures are named, with these, and without significance
+# checks the comparison with further settings; where measures are named, with these
 Make = Callable[[Mapping[str, Any], Sequence[str] | None], RunConfig]
 
 
@@ -60,8 +60,8 @@ def check_target(given: Any) -> float:
 def make_sampler(settings: Settings, compose: Callable[[Settings, Sequence[str] | None], Any]) -> Make:
     """Makes what checks a comparison with further settings.
 
-    settings: of the comparison. compose(settings, look): its configuration; look: measures in place of its own, without
-    significance. Raises BadInput for a setting that follows from the error.
+    settings: of the comparison. compose(settings, look): its configuration; look: measures in place of its own.
+    Raises BadInput for a setting that follows from the error.
     """
     keys = [word.lstrip("+~").partition("=")[0] for word in settings]
     for key in keys:
@@ -69,7 +69,7 @@ def make_sampler(settings: Settings, compose: Callable[[Settings, Sequence[str] 
             raise BadInput(f"{key}: chosen by the standard error that is asked for; drop it, or until")
 
     def make(more: Mapping[str, Any], look: Sequence[str] | None) -> RunConfig:
-        left = [look is None or not key.startswith("significance.") or key == CLUSTERS for key in keys]
+        left = [key not in more for key in keys]
         if isinstance(settings, Mapping):
             return validate(compose({**dict(compress(settings.items(), left)), **more}, look))
         words = [f"{key}={write_override_value(value)}" for key, value in more.items()]
@@ -113,6 +113,7 @@ def choose_sample(
     comparison = _check(make)
     share = _choose_first_share(comparison)
     judged = [label for label, measure in comparison.measures.items() if is_cosine(measure)]
+    named = ", ".join(judged)
     while True:
         size = _size_sample(comparison.extract, share)
         with tempfile.TemporaryDirectory(prefix="repsim-") as scratch:
@@ -123,7 +124,7 @@ def choose_sample(
                 f"until: errors are those of leaving documents out, got {rows:,} rows of one document; give texts of "
                 "several (.jsonl, .csv), or drop it"
             )
-        tell(f"until: {rows:,} rows have standard errors of at most {error:.2g}, asked for {target:g}")
+        tell(f"until: {rows:,} rows have standard errors of at most {error:.2g} by {named}, asked for {target:g}")
         if error <= target:
             return make(ERRORS | size, None)
         ended = rows < LACKING * size["extract.rows"]

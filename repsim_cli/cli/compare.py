@@ -50,7 +50,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
             {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
             measures=look or measures,
             rows=parsed.rows,
-            significance=parsed.significance if look is None else "none",
+            significance=parsed.significance,
             settings=settings,
         )
 

@@ -15,6 +15,7 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.batches import UNLIKE, WARNING, are_batches_apart
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.scatter import read_scatter
 from repsim_cli.engine.streamed import Matrices
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import is_cosine, permute_rows
@@ -207,6 +208,7 @@ def make_measure_records(
         for fault in (judged.null or {}).get("not_valid", ()):
             run.warn(f"significance: {label}: not valid: {fault}")
         by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))
+        by_chance.about.update(read_scatter(matrix.statistics))
         if judged.null is None and (doubts := judging.explain_doubtful_chance(matrix, comparison.places)):
             by_chance.about["doubtful"] = doubts
             doubtful.update(dict.fromkeys(doubts))

@@ -26,6 +26,7 @@ from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, compute_all_pairs
 from repsim_cli.engine.permuted import Progress, iterate_silently, permute_pairs
+from repsim_cli.engine.scatter import jackknife, measure_scatter
 from repsim_cli.engine.validity import (
     BATCHES,
     COPIED,
@@ -37,11 +38,10 @@ from repsim_cli.engine.validity import (
 )
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
-from repsim_cli.measures.inner import Matrix, compute_matrix_tile
+from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.kernels import Documents
 
 SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
-GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
 
 
 def check_measure(settings: Significance, measure: Measure) -> None:
@@ -107,10 +107,11 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
 
 
 def make_statistics_observer(
-    settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics
+    settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics, *, single: bool = False
 ) -> Statistics:
     """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole.
-    chance: what batches say of it."""
+    chance: what batches say of it. single: whether there is one batch, whose values have no error without a jackknife.
+    """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         observed = chance(batch, measure, prepared, values)
@@ -119,6 +120,8 @@ def make_statistics_observer(
                 observed |= standardise(prepared)
             if settings.jackknife:
                 observed["se"] = jackknife(prepared, values, clusters(batch))
+        if single and not settings.jackknife:
+            observed |= measure_scatter(measure, prepared, values, clusters(batch))
         return observed
 
     return observe
@@ -314,38 +317,6 @@ def compute_null_quantile(
     sign = 1 if card.larger_is_closer else -1
     pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
     return sign * pool[math.ceil((1 - alpha) * len(pool)) - 1]
-
-
-def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
-    """Standard errors of a normalised inner product from the infinitesimal jackknife over clusters of rows.
-
-    The weight of row i changes <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij. The influence on the ratio
-    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6), times n / (n - 1) for n
-    clusters; of one cluster there is none (NaN). It is the spread of the value at this number of clusters, for t with
-    n - 1 degrees of freedom. It says nothing of how far the value is from that of infinitely many on average: with few
-    clusters values of CKA are too large. `docs/significance.md` has what such intervals cover.
-    """
-    kernel, n = prepared.measure.row, prepared.rows
-    states = prepared.states[kernel]
-    _, ids = np.unique(clusters, return_inverse=True)
-    groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
-    count = int(groups.max()) + 1
-    shares = torch.zeros(count, len(states), len(states), dtype=torch.float64)
-    side = min(prepared.tile, n)
-    for i in range(0, n, side):
-        rows = slice(i, min(i + side, n))
-        share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
-        for j in range(0, n, side):
-            columns = slice(j, min(j + side, n))
-            block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
-            share += torch.bmm(block, block.mT).double().cpu()
-        shares.index_add_(0, groups[rows], share)
-    squares = prepared.norms.cpu()
-    relative = shares.diagonal(dim1=1, dim2=2) / squares
-    norms = squares.sqrt()[:, None] * squares.sqrt()
-    influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])
-    few = count / (count - 1) if count > 1 else math.nan
-    return (few * influence.square().sum(0)).sqrt()
 
 
 def compute_t_intervals(

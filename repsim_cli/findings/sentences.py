@@ -221,11 +221,12 @@ def pick_chance_end(chance: Chance, sides: Sides) -> float:
 
 
 def find_noise(measured: Measured, sides: Sides) -> float | None:
-    """Finds the standard deviation of a value: the median error of the cells, else that of a random pairing; None where
-    neither is known."""
+    """Finds the standard deviation of a value: the median error of the cells, else the larger of that by the documents
+    that were drawn, where layers are compared, and that of a random pairing; None where none is known."""
     if sides.se is not None and np.isfinite(sides.se).any():
         return float(np.nanmedian(sides.se))
-    return (measured.chance or {}).get("spread")
+    chance = measured.chance or {}
+    return max((known for key in ("scatter", "spread") if (known := chance.get(key))), default=None)
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:

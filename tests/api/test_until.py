@@ -80,7 +80,7 @@ def test_targets_are_spelt(text, repsim):
     assert err == f"error: --until: not a standard error, got '{text}'; write --until se=0.01\n"
 
 
-def test_looks_at_errors_keep_the_documents_of_the_run_and_none_of_its_tests():
+def test_looks_at_errors_keep_what_chooses_the_rows_of_the_run():
     asked = {}
 
     def compose(settings, look):
@@ -90,7 +90,8 @@ def test_looks_at_errors_keep_the_documents_of_the_run_and_none_of_its_tests():
     make = until.make_sampler({"significance.clusters": "row", "significance.budget": True, "seed": 3}, compose)
     with pytest.raises(BadInput, match="seen"):
         make({"extract.rows": 8}, ["cka"])
-    assert asked == {"settings": {"significance.clusters": "row", "seed": 3, "extract.rows": 8}, "look": ["cka"]}
+    kept = {"significance.clusters": "row", "significance.budget": True, "seed": 3, "extract.rows": 8}
+    assert asked == {"settings": kept, "look": ["cka"]}
     with pytest.raises(BadInput, match="seen"):
-        until.make_sampler(["significance.method=permutation", "seed=3"], compose)({"extract.rows": 8}, ["cka"])
-    assert asked["settings"] == ["seed=3", "extract.rows=8"]
+        until.make_sampler(["significance.budget=true", "seed=3"], compose)({"significance.budget": False}, ["cka"])
+    assert asked["settings"] == ["seed=3", "significance.budget=false"]

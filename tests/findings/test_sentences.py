@@ -12,7 +12,9 @@ CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "labe
 NAN = np.nan
 
 
-def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, beside=None, null=None):
+def say(
+    *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=None, beside=None, null=None
+):
     """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name."""
     arrays, measures = {}, []
     for number, values in enumerate(map(np.array, maps)):
@@ -27,7 +29,7 @@ def say(*maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.
         measures.append(
             Measured(
                 name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=[matrix],
-                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8}, null=null,
+                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter}, null=null,
             )
         )  # fmt: skip
     return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"))
@@ -181,3 +183,11 @@ def test_rows_that_a_test_cannot_tell_are_said():
     assert said.startswith(f"a and b {BLIND}: L 0.80")
     said = say([[0.9]], beside={"p_family": 0.3}, null={"alpha": 0.05}, larger=False, chance=0.8)[0]
     assert said.startswith(f"a and b {NOTHING}: L 0.90")  # further apart than chance
+
+
+@pytest.mark.parametrize(
+    ("scatter", "said"),
+    [(None, "more alike with depth"), (0.005, "more alike with depth"), (0.02, "about as alike at every depth")],
+)
+def test_what_differs_by_the_drawn_documents_is_no_trend(scatter, said):
+    assert say(square(0.60, 0.62, 0.63, 0.66), scatter=scatter)[0].startswith(f"a and b are {said}: L 0.60 ")
