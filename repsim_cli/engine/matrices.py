@@ -227,7 +227,7 @@ def estimate_matrices(
                 comparison.significance,
                 of_batch,
                 make_chance_observer(comparison),
-                single=extract.estimate == "full",
+                single=extract.estimate == "full" and comparison.groups is None,
             ),
             beside=floor.combine_observers(
                 [null, alike, floor.make_floor_observer(comparison, rows.sequences, labels), watch]
