@@ -73,7 +73,7 @@ def _measure_by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
     try:
         measure = measures.get(name)
     except BadInput as error:
-        return _record(name, measures.card(name), {}, len(x), error=str(error))
+        return _record(name, measures.card(name), {}, len(x), error=str(error).removeprefix(f"{name}: "))
     return _apply(measure, x, y, labels)
 
 
