@@ -32,7 +32,7 @@ def list_alike(values: Sequence[float], errors: Sequence[float | None], best: in
         both = errors[place], errors[best]
         if place == best or both[0] is None or both[1] is None:
             return True
-        return abs(values[place] - values[best]) <= width * math.hypot(both[0], both[1])
+        return bool(abs(values[place] - values[best]) <= width * math.hypot(both[0], both[1]))
 
     return [place for place in range(len(values)) if is_alike(place)]
 

@@ -40,7 +40,7 @@ BAD = [
     ),
     (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
     (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),
-    (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give list"),
+    (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give a list"),
     (["extract.hook_points=[]"], "extract.hook_points: too few, got []; give at least 1"),
     (["extract.hook_points=[resid_pots]"], "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
     (["extract.layers=[6]"], "layers: layer out of range, got 6; the model has layers 0 to 5"),

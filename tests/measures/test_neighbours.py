@@ -179,7 +179,7 @@ def test_k_is_a_number_or_a_share_of_the_rows(name):
     assert measures.get(name, k=0.1)(x, y) == measures.get(name, k=4)(x, y)
     with pytest.raises(Degenerate, match=f"{name} needs at least 11 rows"):
         measures.get(name, k=0.1)(x[:10], y[:10])
-    with pytest.raises(BadInput, match="k: neighbours per row are counted, got 1.5; give a whole number, or a share"):
+    with pytest.raises(BadInput, match=f"{name}.k: wrong value, got 1.5; give a whole number from 1, or a number"):
         measures.get(name, k=1.5)
     almost = measures.get(name, k=0.9)
     assert np.isfinite(almost(x[: almost.rows_needed], y[: almost.rows_needed]))

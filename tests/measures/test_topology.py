@@ -83,7 +83,7 @@ def test_absent_packages(absent, name):
     assert name in measures.names()
     assert name not in measures.available()
     package = PACKAGES[name]
-    text = rf"^{package}: needed by {name}, and not installed; pip install -e '.\[topology\]'$"
+    text = rf"^{name}: {package}: needed by {name}, and not installed; pip install -e '.\[topology\]'$"
     with pytest.raises(BadInput, match=text):
         measures.get(name)
 

@@ -107,19 +107,17 @@ def test_what_misleads(shared, kept, misled):
     assert scores.is_misled(stitch) == misled
 
 
-class Told(list):
-    warn = list.append
-
-
 @pytest.mark.parametrize(("loss", "known"), [(0.3, True), (1.4, False)])
-def test_a_tail_that_knows_nothing_is_warned_of(loss, known):
+def test_a_tail_that_knows_nothing_is_warned_of(tmp_path, loss, known):
     """Of four answers that come as often, of which log 4 = 1.386 nats are known by their shares alone."""
     stitch, scores = planted(0.5, 0.9)
     alone = {"a": {"loss": np.full(10, loss), "correct": np.zeros(10)}}
-    scores, told = replace(scores, alone=alone), Told()
-    warn_of_misled(told, scores)
+    scores = replace(scores, alone=alone)
+    run = results.create(tmp_path / "run", name="test", study="stitching", seed=0, command=[], overrides=[])
+    warn_of_misled(run, scores)
+    run.lock.release()
     assert (scores.compute_kept(stitch) is not None) == known
-    assert told == (
+    assert run.manifest["warnings"] == (
         []
         if known
         else [
