@@ -146,7 +146,9 @@ def check_constant(models: Mapping[str, AnySource], measures: Mapping[str, Measu
     stored = {label: source for label, source in models.items() if isinstance(source, Precomputed)}
     if len(stored) < len(models) or any(measure.card.takes_constant for measure in measures.values()):
         return
-    equal = [f"'{name}' of '{label}'" for label, source in stored.items() for name in source.constant]
+    equal = [
+        f"'{name}' of '{label}'" for label, source in stored.items() for name in source.names if name in source.constant
+    ]
     layers = sum(len(source.names) for source in stored.values())
     if equal and layers - len(equal) < min(2, layers):
         more = f" and {len(equal) - 1} more of {layers} layers" if len(equal) > 1 else ""
