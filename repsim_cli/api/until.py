@@ -89,7 +89,7 @@ def plan_samples(make: Make) -> tuple[RunConfig, str]:
 
 
 def _check(make: Make) -> Comparison:
-    """The comparison without further settings."""
+    """Checks the comparison without further settings, and gives it."""
     comparison: Comparison = make({}, None).study.comparison
     if all(isinstance(model, Precomputed) for model in comparison.models.values()):
         raise BadInput("until: of models that run, got stored rows, of which all are read; drop it")
@@ -137,12 +137,12 @@ def choose_sample(
 
 
 def _choose_first_share(comparison: Comparison) -> float:
-    """The share of the usual sample that is looked at first: all of it where its parts need many texts."""
+    """Chooses which share of the usual sample is looked at first: all of it where its parts need many texts."""
     return 1.0 if comparison.significance.budget else FIRST
 
 
 def _size_sample(extract: Extract, share: float) -> dict[str, int]:
-    """The settings of this share of the usual sample."""
+    """Computes the settings of this share of the usual sample."""
     return {f"extract.{key}": math.ceil(share * getattr(extract, key)) for key in ("sequences", "rows")}
 
 

@@ -253,7 +253,7 @@ def estimate_matrices(
 
 
 def _list_documents(comparison: Comparison, batch: int) -> np.ndarray:
-    """The document of every row of a batch."""
+    """Lists the document of every row of a batch."""
     return comparison.documents[comparison.numbers(batch)]
 
 

@@ -20,6 +20,7 @@ GROUPS = 512  # clusters whose influence is held: if there are more, neighbours 
 NEIGHBOURS = (
     1.5  # times the scatter by own rows: 1.3 to 1.7 times in simulations of 180 to 600 rows, 30 to 180 documents
 )
+MOST = 10_000  # rows, whose cells are computed once more
 LAYERS = 3  # whose values say how far all scatter
 SCATTER = "scatter"  # the name of that
 
@@ -42,7 +43,7 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
 def compute_influence(
     prepared: PreparedProducts, values: Matrix, clusters: np.ndarray
 ) -> Float[Tensor, "clusters r r"]:
-    """The influence of clusters on normalised inner products, as `jackknife` has it; of at most GROUPS."""
+    """Computes the influence of clusters on normalised inner products, as `jackknife` has it; of at most GROUPS."""
     kernel, n = prepared.measure.row, prepared.rows
     states = prepared.states[kernel]
     _, ids = np.unique(clusters, return_inverse=True)
@@ -72,12 +73,13 @@ def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
 def measure_scatter(measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray) -> dict[str, Tensor]:
     """Measures how far values of layers lie apart by the clusters that were drawn: the standard error of the difference
     of two values of the same rows over the square root of two, the median over pairs of a few layers; of measures that
-    are normalised inner products or means over rows, else empty, and where there are no two such values.
+    are normalised inner products or means over rows, else empty, and where there are no two such values, or too many
+    rows for all cells of inner products.
 
     Of means over rows what a cluster does as neighbours of others' rows is not measured: NEIGHBOURS stands for it.
     """
     if isinstance(prepared, PreparedProducts):
-        if not is_cosine(measure):
+        if not is_cosine(measure) or prepared.rows > MOST:
             return {}
         layers = np.unique(np.linspace(0, len(values) - 1, LAYERS).round().astype(int))
         states = {prepared.measure.row: [prepared.states[prepared.measure.row][layer] for layer in layers]}

@@ -6,7 +6,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import measure_scatter, read_scatter
+from repsim_cli.engine.scatter import MOST, measure_scatter, read_scatter
 
 
 def observe(name, layers, documents):
@@ -44,3 +44,5 @@ def test_what_has_none():
     assert observe("cka", layers, each * 0)[1] == {}  # one document
     assert observe("mutual_knn", layers, each * 0)[1] == {}
     assert observe("cka", layers, each)[1].keys() == {"scatter"}
+    many = [torch.randn(MOST + 1, 2) for _ in range(3)]
+    assert observe("cka", many, np.arange(MOST + 1))[1] == {}  # products of features give these, without any cell
