@@ -113,7 +113,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 
 
 def refuse_fresh(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
-    """Gives the verdicts; where all models of a run are untrained, that claims on trained ones cannot be tested here."""
+    """Gives the verdicts; where all models of a run are untrained, claims on trained ones cannot be tested here."""
     by_name = {claim.name: claim for claim in claims if claim.unit != "fact"}
     if not run.models or run.untrained < run.models.keys():
         return list(verdicts)
