@@ -24,7 +24,7 @@ from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.models import memory as models_in_memory
-from repsim_cli.models.memory import Forward, Maps
+from repsim_cli.models.recording import Forward, Maps, check_given_documents, record_modules
 from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.results import Progress, quiet
 
@@ -228,7 +228,7 @@ def _record_module_activations(
     if isinstance(data, list | tuple) and any(isinstance(each, DataLoader) for each in data):
         raise BadInput(f"data: one DataLoader, got {len(data)} in a list; give one that has all batches")
     batches = [data] if isinstance(data, Tensor | np.ndarray) else data
-    return models_in_memory.record_modules(live, batches, layers, forward=forward, maps=maps, documents=documents)
+    return record_modules(live, batches, layers, forward=forward, maps=maps, documents=documents)
 
 
 def _add_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _add_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) 
     stored = bind_model(label, entry)
     if not isinstance(stored, Precomputed):
         raise BadInput(f"documents: of arrays and modules, got '{label}', whose texts are its documents; drop them")
-    told = models_in_memory.check_given_documents(documents, stored.rows, f"rows of '{label}'")
+    told = check_given_documents(documents, stored.rows, f"rows of '{label}'")
     return models_in_memory.hold(replace(stored, documents=told))
 
 

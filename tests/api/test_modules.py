@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models import memory
-from repsim_cli.models.memory import record_modules
+from repsim_cli.models import recording
+from repsim_cli.models.recording import record_modules
 
 
 class Net(nn.Module):
@@ -92,7 +92,7 @@ def test_rows_of_a_batch_are_not_copied(images):
 def test_rows_beyond_the_memory_are_in_files():
     parts = [torch.randn(10, 2).numpy() for _ in range(3)]
     with ExitStack() as stack:
-        rows = memory._Rows(["layer"], 2 * parts[0].nbytes, stack)
+        rows = recording._Rows(["layer"], 2 * parts[0].nbytes, stack)
         for part in parts:
             rows.add({"layer": part}, len(part))
     kept = rows.keep("in memory", None)

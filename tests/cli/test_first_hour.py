@@ -135,7 +135,7 @@ def test_significance_of_one_document(repsim, text, newest):
 
 def test_the_last_sequences_of_one_document_are_held_out():
     from repsim_cli.data.base import Sequences
-    from repsim_cli.studies.stitching.evaluate import split_sequences
+    from repsim_cli.studies.stitching.held_out import split_sequences
 
     full = np.ones((6, 4), bool)
     ids, document = np.arange(24).reshape(6, 4), np.zeros((6, 4), int)

@@ -6,7 +6,7 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.studies.stitching.evaluate import Held, count_held_out
+from repsim_cli.studies.stitching.held_out import Held, count_held_out
 from repsim_cli.studies.stitching.models import check_stitchable
 from repsim_cli.studies.stitching.train import StitchRecipe
 

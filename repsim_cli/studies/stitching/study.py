@@ -31,17 +31,14 @@ from repsim_cli.studies.stitching.checks import check_all_stitchable, check_grou
 from repsim_cli.studies.stitching.cost import Amounts, estimate_costs, estimate_memory
 from repsim_cli.studies.stitching.evaluate import (
     Head,
-    Held,
     PassSettings,
     PredictionTask,
     Stitch,
-    count_held_out,
     evaluate_stitches,
-    identify_sequences,
     make_classification_task,
     make_next_token_task,
-    split_sequences,
 )
+from repsim_cli.studies.stitching.held_out import Held, count_held_out, identify_sequences, split_sequences
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scramble
 from repsim_cli.studies.stitching.results import make_group_results, make_pair_results, warn_of_misled

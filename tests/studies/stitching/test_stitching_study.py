@@ -16,9 +16,9 @@ from repsim_cli.findings.claims import find_claims
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
-from repsim_cli.studies.stitching.evaluate import count_held_out, split_sequences
 from repsim_cli.studies.stitching.finding import StitchingOptions as Options
 from repsim_cli.studies.stitching.finding import compute_recovered_shares, figures, stitching, tabulate_directions
+from repsim_cli.studies.stitching.held_out import count_held_out, split_sequences
 from repsim_cli.studies.stitching.results import PENALTIES
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
