@@ -296,7 +296,7 @@ def trained_once(shared, monkeypatch, repsim):
     monkeypatch.setenv("REPSIM_CACHE", str(shared("trained", lambda folder: None)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium():
     from helpers.browser import CHROMIUM, browser
 
