@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli import __version__
 from repsim_cli.base import garbage
-from repsim_cli.cli.parser import Parser, add_map
+from repsim_cli.cli.parser import Parser, add_map, read_column
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
 STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
@@ -117,7 +117,9 @@ def add_first(add: Add) -> None:
     sub.add_argument("first", metavar="MODEL", help="a folder, .gguf file, hub id or name of repsim list model")
     sub.add_argument("second", metavar="MODEL", help="the same")
     sub.add_argument("--data", metavar="DATA", help="a file of text, a table, or a name of repsim list data")
-    sub.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
+    sub.add_argument(
+        "--column", metavar="NAME", type=read_column, help="of a table: the column of the text, or its number (text)"
+    )
     sub.add_argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)")
     sub.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
     sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")

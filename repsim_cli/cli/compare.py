@@ -38,7 +38,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.api.until import Settings, choose_sample, make_sampler, plan_samples, read_target
     from repsim_cli.config.run import validate
 
-    if parsed.column and not parsed.data:
+    if parsed.column is not None and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     measures = [name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
@@ -47,7 +47,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     def compose(settings: Settings, look: Sequence[str] | None = None) -> Any:
         return compose_configuration(
             {label: make_model_entry(label, model) for label, model in models.items()},
-            {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
+            {"path": parsed.data, "text": parsed.column} if parsed.column is not None else parsed.data,
             measures=look or measures,
             rows=parsed.rows,
             significance=parsed.significance,

@@ -26,6 +26,11 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
 
 
+def read_column(word: str) -> int | str:
+    """Takes a number for the place of a column, from 0, as settings do, and anything else for its name."""
+    return int(word) if word.isdecimal() else word
+
+
 def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str, str], Callable[..., Any]]) -> None:
     """The command `map` and its two parts. command: makes a part's function."""
     sub = add("map", lambda _: 0, "keep vectors when the model changes", "repsim map fit old.npy new.npy", MAP_HELP)
@@ -35,7 +40,9 @@ def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str,
     fit.add_argument("old", metavar="OLD", help="a model as of repsim compare, or a file of its rows")
     fit.add_argument("new", metavar="NEW", help="the same; rows of files are paired in order, or by ids in both files")
     fit.add_argument("--data", metavar="DATA", help="of models: a file of text, a table, or a name of repsim list data")
-    fit.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
+    fit.add_argument(
+        "--column", metavar="NAME", type=read_column, help="of a table: the column of the text, or its number (text)"
+    )
     fit.add_argument("--kind", metavar="NAME,...", help="of rotation, affine, ridge and low_rank (all)")
     fit.add_argument(
         "--layers", metavar="LAYER,LAYER", action="append", default=[], help="of the two models (the last of each)"

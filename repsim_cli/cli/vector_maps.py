@@ -13,7 +13,7 @@ from repsim_cli.studies.vectors.stored import check_target, choose_best_map, loa
 
 
 def fit_command(parsed: argparse.Namespace) -> int:
-    if parsed.column and not parsed.data:
+    if parsed.column is not None and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     if parsed.out is not None:
         check_target(parsed.out)
@@ -22,7 +22,7 @@ def fit_command(parsed: argparse.Namespace) -> int:
 
     now = datetime.now()
     place = results.take_unused(results.find_outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
-    data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
+    data = {"path": parsed.data, "text": parsed.column} if parsed.column is not None else parsed.data
     try:
         with signals.interruptible():
             maps = fit_map(

@@ -59,7 +59,7 @@ def table(  # noqa: PLR0913 - keys of YAML
     groups: only the examples of these groups; null: all.
     id: the column of the ids, by which stored activations with ids are paired with the examples; null: none.
     header: whether the first line of a .csv, .tsv or .txt file names the columns; null: it does if a column is given by
-        name.
+        name, or if the first line is 0, 1, 2, and so on.
     delimiter: what separates the columns of such a file; null: comma, semicolon, tab or |, as the file is.
     encoding: of such a file, such as latin-1; null: by the byte order mark, UTF-8, or sniffed.
     split: of a folder or data set with splits.
@@ -145,16 +145,20 @@ def open_table(
     if file.name.endswith(DELIMITED):
         text, code = decode(file, encoding)
         by_name = [column for column in columns.values() if isinstance(column, str)]
-        headed = bool(by_name) if header is None else header
-        rows = _read_delimited(file, text, by_name, headed, delimiter)
+        rows = _read_delimited(file, text, by_name, bool(by_name) or None if header is None else header, delimiter)
         return str(path) if code.startswith("utf-8") else f"{path} ({code})", rows
     if file.name.endswith(".parquet"):
         return str(path), (Row(*record) for record in read_parquet_records(file))
     return str(path), _read_json_rows(file)
 
 
-def _read_delimited(file: Path, text: str, names: list[str], headed: bool, delimiter: str | None) -> Iterator[Row]:
+def _read_delimited(
+    file: Path, text: str, names: list[str], headed: bool | None, delimiter: str | None
+) -> Iterator[Row]:
+    """headed: None: the first line names the columns if it counts them."""
     lines = read_delimited(file, text, names if headed else [], delimiter)
+    if headed is None:
+        headed = bool(lines) and lines[0][1] == [str(place) for place in range(len(lines[0][1]))]
     header = lines[0][1] if headed and lines else []
     if twice := [name for name, count in Counter(header).items() if count > 1 and name in names]:
         raise BadInput(f"{file}, line 1: two columns of one name, got '{twice[0]}'; give it by its number, from 0")

@@ -50,6 +50,9 @@ def test_delimiters_and_headers(tmp_path, delimiter, name):
     check(load(tmp_path / name, text=0, label=1, group=2, header=True))
     (tmp_path / name).write_bytes(content(delimiter, header=False).encode())
     check(load(tmp_path / name, text=0, label=1, group=2))
+    counted = delimiter.join(map(str, range(len(COLUMNS)))) + "\r\n"
+    (tmp_path / name).write_bytes((counted + content(delimiter, header=False)).encode())
+    check(load(tmp_path / name, text=0, label=1, group=2))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from repsim_cli.data.base import Sequences
 
 BLOCK = 1024  # rows whose cosines with all others are held at a time
 SAME = 1e-6  # cosines that differ by less are equal: rows are float32
-Z = 1.959964  # the normal quantile of a 95 % interval
 LEAST = 700.0  # -log of the smallest p that is given: smaller ones are no numbers
 Rows = Float[Tensor, "n d"] | csr_array
 
@@ -82,23 +81,6 @@ class Votes:
         """Counts the texts that have most votes for their pair, and fewer for each other text."""
         most = self.sums >= self.sums.max(1, keepdim=True).values - SAME
         return int((most.diagonal() & (most.sum(1) == 1)).sum())
-
-
-def compute_wilson_interval(hits: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"]) -> tuple[float, float]:
-    """Makes Wilson's 95 % interval of a share of rows, for other texts of the kind among as many, with the number of
-    rows that would be as uncertain if rows of a unit did not depend on each other.
-
-    >>> [round(end, 4) for end in compute_wilson_interval(np.ones(10), np.arange(10))]
-    [0.7225, 1.0]
-    """
-    n, share = len(hits), float(hits.mean())
-    sums = np.bincount(np.unique(units, return_inverse=True)[1], hits - share)
-    spread, alone = float(np.square(sums).sum()), n * share * (1 - share)
-    count = len(sums) / (len(sums) - 1) if len(sums) > 1 else 1.0
-    apart = len(sums) if alone <= 0 else min(n * alone / (count * spread), n) if spread else n
-    middle = (share + Z**2 / (2 * apart)) / (1 + Z**2 / apart)
-    half = Z / (1 + Z**2 / apart) * math.sqrt(max(share * (1 - share), 0) / apart + Z**2 / (4 * apart**2))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def _share_nearest(x: Any, y: Any, rows: Int[np.ndarray, " b"]) -> Float[Tensor, "b n"]:

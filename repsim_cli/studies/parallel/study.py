@@ -25,6 +25,7 @@ from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
 from repsim_cli.engine.extraction import note_sequences
 from repsim_cli.engine.matrices import compute_matrices
+from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.engine.record import make_measure_records
 from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
@@ -35,7 +36,6 @@ from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
 from repsim_cli.studies.parallel.retrieval import (
     bound_retrieval_p,
     compute_token_retrieval,
-    compute_wilson_interval,
     count_retrieved,
     make_unit_rows,
 )

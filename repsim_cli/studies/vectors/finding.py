@@ -57,6 +57,16 @@ def find_best_kind(rows: Sequence[Row]) -> str:
     return max(maps, key=lambda kind: maps[kind])
 
 
+def say_chance(rows: Sequence[Row]) -> str:
+    """Says whether the best map keeps more than random pairings of documents reach."""
+    best, chance = find_full_fits(rows, MAIN)[find_best_kind(rows)], find_full_fits(rows, MAIN)[BY_CHANCE]
+    return "" if best["value"] > chance["high"] else ", no more than chance"
+
+
+def say_reach(rows: Sequence[Row]) -> str:
+    return f"random pairings reach {find_full_fits(rows, MAIN)[BY_CHANCE]['high']:.2g}"
+
+
 def say_map_scores(rows: Sequence[Row]) -> str:
     kind = find_best_kind(rows)
     by_score = {row["score"]: row for row in rows if row["map"] == kind}
@@ -66,7 +76,7 @@ def say_map_scores(rows: Sequence[Row]) -> str:
     again = find_full_fits(rows, MAIN.replace("new", "old"))[RENEWED]
     return (
         f"mapped by {kind} they find {new['value']:.2f} [{new['low']:.2f}, {new['high']:.2f}] of the {max(AT)} nearest "
-        f"that new vectors would, and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
+        f"that new vectors would{say_chance(rows)} ({say_reach(rows)}), and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
         f"{fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from {new['rows']:,} rows"
         + ("" if left is None else f"; without a map {left['value']:.2f}")
         + "".join(f"; {each}" for each in _read(rows, by_score))
@@ -90,7 +100,7 @@ def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
     """A curve per score: a line per kind of map over the number of fitted rows."""
     for score in dict.fromkeys(row["score"] for row in rows):
         of = [row for row in rows if row["score"] == score]
-        levels = {row["map"]: row["value"] for row in of if row["map"] in BESIDE}
+        levels = {row["map"]: _list_level(row) for row in of if row["map"] in BESIDE}
         lines: dict[str, list[Row]] = {}
         for row in of:
             if row["map"] not in levels:
@@ -107,6 +117,11 @@ def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
             bounds=[None, 1.0],
             about={"quantity": score, "pair": name, "levels": levels},
         )
+
+
+def _list_level(row: Row) -> float | list[float]:
+    """Gives a value, and of chance what it reaches to both sides."""
+    return [row["low"], row["value"], row["high"]] if row["map"] == BY_CHANCE else row["value"]
 
 
 def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
@@ -144,8 +159,10 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     row = find_full_fits(rows, MAIN)[kind]
     set_headline(
         figure,
-        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors",
-        f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {SHADED}{OF}",
+        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors"
+        f"{say_chance(rows)}",
+        f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {say_reach(rows)}; "
+        f"{SHADED}{OF}",
     )
     return figure
 

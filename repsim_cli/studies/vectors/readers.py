@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from repsim_cli.studies.vectors.fits import Rows
-from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, MapScore, divide_over_documents
+from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, MapScore, share_over_documents
 from repsim_cli.training.probes import PROBES
 
 KIND = "ridge_classification"  # in closed form: one probe for the same rows, whatever the seed
@@ -43,7 +43,7 @@ def score_readers(
 
 
 def score_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) -> MapScore:
-    return divide_over_documents(right.astype(float), np.ones(len(right)), documents)
+    return share_over_documents(right.astype(float), documents)
 
 
 def score_largest_class(

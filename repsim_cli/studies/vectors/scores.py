@@ -1,11 +1,13 @@
 """What a map keeps, on rows that it was not fitted on: each score with an interval over documents."""
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
+from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.studies.vectors.fits import From, Rows, To
 
 AT = (1, 10)  # neighbours
@@ -21,6 +23,7 @@ MAPS_COLUMNS = [
 ]  # fmt: skip
 BLOCK = 1024  # queries whose similarities with the store are held at a time
 LEVEL = 0.95
+PAIRINGS = 200  # random ones, for the reach of chance
 
 
 class MapScore(NamedTuple):
@@ -47,6 +50,13 @@ def divide_over_documents(
     left = (parts - value * wholes) / wholes.mean()
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * left.std(ddof=1) / np.sqrt(count))
     return MapScore(value, value - half, min(value + half, most))
+
+
+def share_over_documents(
+    hits: Float[np.ndarray, " n"], documents: Int[np.ndarray, " n"], tries: int = 1
+) -> MapScore:
+    """Takes the share of hits among the tries of every row, with Wilson's interval over documents."""
+    return MapScore(float(hits.mean()), *compute_wilson_interval(hits, documents, tries))
 
 
 def units(x: Rows) -> Rows:
@@ -93,22 +103,41 @@ def hold_out(x: From, y: To, documents: Int[np.ndarray, " n"]) -> HeldOut:
 def score_retrieved_neighbours(given: HeldOut, store: Rows) -> dict[str, MapScore]:
     """Scores what queries of the new model find in a store, by name: of the neighbours that the old vectors had, and
     of those that new vectors would have."""
-    found, ones = retrieve_nearest(given.y, store, given.documents), np.ones(len(store))
+    found = retrieve_nearest(given.y, store, given.documents)
     return {
-        f"recall@{at} of {name} neighbours": divide_over_documents(
-            count_shared(found, truth, at), ones, given.documents
-        )
+        f"recall@{at} of {name} neighbours": share_over_documents(count_shared(found, truth, at), given.documents, at)
         for name, truth in (("old", given.old), ("new", given.new))
         for at in AT
     }
 
 
-def compute_chance_recall(given: HeldOut) -> dict[str, MapScore]:
-    """Computes the recall of rows of other documents that are drawn at random."""
+def compute_chance_recall(given: HeldOut, stores: Sequence[Rows]) -> dict[str, MapScore]:
+    """Computes the recall of rows of other documents that are drawn at random, and what LEVEL of random pairings of
+    documents lie between, of the best and the worst of the stores: where few rows are near to many, their recall
+    differs from pairing to pairing by far more than that of rows that are independent."""
     of = np.unique(given.documents, return_inverse=True)[1]
     others = len(of) - np.bincount(of)[of]
-    values = {at: float(np.minimum(at / others, 1.0).mean()) for at in AT}
-    return {f"recall@{at} of {name} neighbours": MapScore(*[values[at]] * 3) for name in ("old", "new") for at in AT}
+    found = [retrieve_nearest(given.y, store, given.documents) for store in stores]
+    pairings = [*draw_pairings(of)]
+    made = {}
+    for name, truth in (("old", given.old), ("new", given.new)):
+        for at in AT:
+            value = float(np.minimum(at / others, 1.0).mean())
+            drawn = np.array([[count_shared(to[each], truth, at).mean() for each in found] for to in pairings])
+            low, high = np.quantile(drawn.min(1), (1 - LEVEL) / 2), np.quantile(drawn.max(1), (1 + LEVEL) / 2)
+            middle = float(drawn.mean()) - value  # a random row may be of the same document, which truth leaves out
+            made[f"recall@{at} of {name} neighbours"] = MapScore(value, max(low - middle, 0.0), min(high - middle, 1.0))
+    return made
+
+
+def draw_pairings(of: Int[np.ndarray, " n"]) -> Iterator[Int[np.ndarray, " n"]]:
+    """Draws PAIRINGS times for each row another, with the rows of a document, numbered by `of`, together."""
+    generator, sides = np.random.default_rng(0), np.argsort(of, kind="stable")
+    ends = np.split(sides, np.cumsum(np.bincount(of))[:-1])
+    for _ in range(PAIRINGS):
+        to = np.empty_like(sides)
+        to[sides] = np.concatenate([ends[document] for document in generator.permutation(len(ends))])
+        yield to
 
 
 def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, MapScore]:
@@ -117,8 +146,9 @@ def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"
     error, total = (np.square(given.y - other).sum(1) for other in (mapped, mean))
     left = divide_over_documents(error, total, given.documents, np.inf)
     cosines = (units(mapped) * units(given.y)).sum(1)
+    cosine = divide_over_documents(cosines, np.ones(len(cosines)), given.documents)
     return {
         "R^2": MapScore(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),
-        "cosine": divide_over_documents(cosines, np.ones(len(cosines)), given.documents),
+        "cosine": MapScore(cosine.value, max(cosine.low, -1.0), cosine.high),
         **score_retrieved_neighbours(given, mapped),
     }

@@ -22,6 +22,7 @@ from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
+from repsim_cli.engine.validity import COPIED
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.vectors.fits import KINDS, MapFit, Rows, centre
@@ -196,6 +197,9 @@ class VectorMaps(StudyOfRows):
                     f"'{layer.model}'; leave it out"
                 )
         out = hold_out(x[half.held_out], y[half.held_out], documents[half.held_out])
+        for layer, values in zip(layers, (out.x, out.y), strict=True):
+            if notice := say_copies(layer, values):
+                run.warn(notice)
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
 
@@ -212,6 +216,7 @@ class VectorMaps(StudyOfRows):
             for name, score in found.items():
                 yield [old.model, old.name, new.model, new.name, kind, *fitted, *counts, name, *score]
 
+        stores: list[Rows] = []  # of the maps that all fitted rows make
         for size in list_fitted_sizes(len(half.fitted)):
             chosen = np.concatenate(half.fitted[-size:])
             fitted, given = [len(chosen), size], centre(x[chosen], y[chosen])
@@ -221,8 +226,9 @@ class VectorMaps(StudyOfRows):
                 yield from list_scores(kind, fitted, found)
                 if size == len(half.fitted):
                     self._write(run, layers, kind, fit, fitted + counts, found)
+                    stores.append(fit(out.x))
         every = np.concatenate(half.fitted)
-        chance = compute_chance_recall(out)
+        chance = compute_chance_recall(out, stores)
         if classes is not None and has_two_classes(classes[every]):
             chance |= score_largest_class(classes[every], LabelledRows(out.y, classes[half.held_out]), out.documents)
         yield from list_scores(BY_CHANCE, [0, 0], chance)
@@ -261,6 +267,17 @@ class VectorMaps(StudyOfRows):
         VectorMap(fit.weight, fit.bias, record).save(
             run.folder / "maps" / f"{name_map_file(kind, *layers)}.safetensors"
         )
+
+
+def say_copies(layer: Layer, rows: Rows) -> str | None:
+    """Says how many held-out rows stand twice, where so many do that neighbours are a matter of their order."""
+    copies = len(rows) - len(np.unique(rows, axis=0))
+    if copies <= COPIED * len(rows):
+        return None
+    return (
+        f"vectors: {copies:,} of {len(rows):,} held-out rows of {layer.name} of '{layer.model}' are copies of others, "
+        "of which none is nearest; drop the copies, or look at the text that is read"
+    )
 
 
 def name_map_file(kind: str, old: Layer, new: Layer) -> str:

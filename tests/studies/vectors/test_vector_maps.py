@@ -175,12 +175,24 @@ def test_chance_is_what_random_rows_find():
     rng, documents = np.random.default_rng(2), np.repeat(np.arange(8), [4, 2, 1, 1, 1, 1, 1, 1])
     out = hold_out(*rng.normal(size=(2, 12, 3)), documents)
     drawn = [score_retrieved_neighbours(out, rng.normal(size=(12, 3))) for _ in range(400)]
-    chance = compute_chance_recall(out)
+    chance = compute_chance_recall(out, list(rng.normal(size=(4, 12, 3))))
     assert chance.keys() == drawn[0].keys()
     for name, found in chance.items():
-        assert found.value == found.low == found.high
+        assert found.low <= found.value <= found.high
         assert np.mean([each[name].value for each in drawn]) == pytest.approx(found.value, abs=0.02), name
     assert score_retrieved_neighbours(out, out.y)[MAIN].value == 1
+
+
+def test_what_random_pairings_reach_holds_where_few_rows_are_near_to_many():
+    """Of rows whose variance lies in few features, intervals over documents alone would tell 0.2 of noise from
+    chance."""
+    rng, documents, beyond = np.random.default_rng(4), np.repeat(np.arange(30), 5), []
+    for _ in range(60):
+        rows = rng.normal(size=(3, 150, 16)) / np.arange(1, 17)
+        out = hold_out(rows[0], rows[1], documents)
+        recall = score_retrieved_neighbours(out, rows[2])[MAIN].value
+        beyond.append(recall > compute_chance_recall(out, [rows[2]])[MAIN].high)
+    assert np.mean(beyond) <= 0.1
 
 
 def test_scores_of_mapped_rows_by_hand():
@@ -249,6 +261,18 @@ def test_the_page_can_be_followed(repsim, place):
     rows = np.array(mapped["vector"].to_pylist())
     assert rows == pytest.approx(fitted(given["old"][:50]), abs=1e-5)
     assert np.square(rows - given["new"][:50]).mean() < 0.2
+
+
+def test_a_column_may_be_numbered_and_rows_that_stand_twice_are_said(repsim, tmp_path, monkeypatch, newest):
+    """A number is a place, whatever names the first line has, which here is an example: its label is 0."""
+    monkeypatch.chdir(tmp_path)
+    Path("labelled.tsv").write_text("".join(f"some words of text {i} and {i * i}\t{i % 2}\n" for i in range(60)))
+    fit = ("map", "fit", "tiny_a_step400", "tiny_a", "--data", "labelled.tsv", "--kind", "rotation", "--column")
+    for column, copied in (("0", False), ("1", True)):
+        code, _, err = repsim(*fit, column)
+        assert code == 0, err
+        assert ("of 'tiny_a' are copies of others" in err) == copied, err
+        assert recorded(newest())["tables"][VECTOR_MAPS]["rows"][-1][7:9] == [12, 12]
 
 
 def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
