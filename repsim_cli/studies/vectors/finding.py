@@ -76,8 +76,9 @@ def say_map_scores(rows: Sequence[Row]) -> str:
     again = find_full_fits(rows, MAIN.replace("new", "old"))[RENEWED]
     return (
         f"mapped by {kind} they find {new['value']:.2f} [{new['low']:.2f}, {new['high']:.2f}] of the {max(AT)} nearest "
-        f"that new vectors would{say_chance(rows)} ({say_reach(rows)}), and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
-        f"{fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from {new['rows']:,} rows"
+        f"that new vectors would{say_chance(rows)} ({say_reach(rows)}), and {old['value']:.2f} of the old ones "
+        f"(new vectors: {again['value']:.2f}); R^2 {fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from "
+        f"{new['rows']:,} rows"
         + ("" if left is None else f"; without a map {left['value']:.2f}")
         + "".join(f"; {each}" for each in _read(rows, by_score))
     )
@@ -159,8 +160,7 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     row = find_full_fits(rows, MAIN)[kind]
     set_headline(
         figure,
-        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors"
-        f"{say_chance(rows)}",
+        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors{say_chance(rows)}",
         f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {say_reach(rows)}; "
         f"{SHADED}{OF}",
     )

@@ -52,9 +52,7 @@ def divide_over_documents(
     return MapScore(value, value - half, min(value + half, most))
 
 
-def share_over_documents(
-    hits: Float[np.ndarray, " n"], documents: Int[np.ndarray, " n"], tries: int = 1
-) -> MapScore:
+def share_over_documents(hits: Float[np.ndarray, " n"], documents: Int[np.ndarray, " n"], tries: int = 1) -> MapScore:
     """Takes the share of hits among the tries of every row, with Wilson's interval over documents."""
     return MapScore(float(hits.mean()), *compute_wilson_interval(hits, documents, tries))
 

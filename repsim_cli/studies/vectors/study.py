@@ -35,6 +35,7 @@ from repsim_cli.studies.vectors.scores import (
     MAPS_COLUMNS,
     RENEWED,
     VECTOR_MAPS,
+    HeldOut,
     MapScore,
     compute_chance_recall,
     hold_out,
@@ -191,15 +192,10 @@ class VectorMaps(StudyOfRows):
         """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
         (old, new), (x, y, documents, classes, half) = layers, given_rows
         for layer, values in zip(layers, (x, y), strict=True):
-            if (values == values[0]).all():
-                raise BadInput(
-                    f"options.layers: rows that differ are mapped, got one vector in all rows of {layer.name} of "
-                    f"'{layer.model}'; leave it out"
-                )
+            check_rows_differ(layer, values)
         out = hold_out(x[half.held_out], y[half.held_out], documents[half.held_out])
-        for layer, values in zip(layers, (out.x, out.y), strict=True):
-            if notice := say_copies(layer, values):
-                run.warn(notice)
+        for notice in list_copies(layers, out):
+            run.warn(notice)
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
 
@@ -269,15 +265,23 @@ class VectorMaps(StudyOfRows):
         )
 
 
-def say_copies(layer: Layer, rows: Rows) -> str | None:
-    """Says how many held-out rows stand twice, where so many do that neighbours are a matter of their order."""
-    copies = len(rows) - len(np.unique(rows, axis=0))
-    if copies <= COPIED * len(rows):
-        return None
-    return (
-        f"vectors: {copies:,} of {len(rows):,} held-out rows of {layer.name} of '{layer.model}' are copies of others, "
-        "of which none is nearest; drop the copies, or look at the text that is read"
-    )
+def list_copies(layers: Sequence[Layer], out: HeldOut) -> Iterator[str]:
+    """Says of which layer so many held-out rows stand twice that neighbours are a matter of their order."""
+    for layer, rows in zip(layers, (out.x, out.y), strict=True):
+        copies = len(rows) - len(np.unique(rows, axis=0))
+        if copies > COPIED * len(rows):
+            yield (
+                f"vectors: {copies:,} of {len(rows):,} held-out rows of {layer.name} of '{layer.model}' are copies of "
+                "others, of which none is nearest; drop the copies, or look at the text that is read"
+            )
+
+
+def check_rows_differ(layer: Layer, rows: Rows) -> None:
+    if (rows == rows[0]).all():
+        raise BadInput(
+            f"options.layers: rows that differ are mapped, got one vector in all rows of {layer.name} of "
+            f"'{layer.model}'; leave it out"
+        )
 
 
 def name_map_file(kind: str, old: Layer, new: Layer) -> str:

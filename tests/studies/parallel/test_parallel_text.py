@@ -8,10 +8,10 @@ import torch
 from helpers.recorded import recorded
 from scipy.sparse import csr_array
 
+from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
 from repsim_cli.studies.parallel.finding import find_best_layer, find_highest
-from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.studies.parallel.retrieval import (
     bound_retrieval_p,
     count_retrieved,
