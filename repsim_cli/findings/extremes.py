@@ -1,9 +1,10 @@
 """Which values cannot be told apart from the largest or smallest of several, each with its standard error."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 
+PAIRS = 2  # pairs that a sentence names
 LEVEL = 0.05  # of saying of any two that are alike that they differ
 
 
@@ -35,6 +36,21 @@ def list_alike(values: Sequence[float], errors: Sequence[float | None], best: in
         return bool(abs(values[place] - values[best]) <= width * math.hypot(both[0], both[1]))
 
     return [place for place in range(len(values)) if is_alike(place)]
+
+
+def say_ends(
+    names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, say: Callable[[int], str]
+) -> Iterator[list[str]]:
+    """Says which of pairs of models are closest and furthest by a distance, and which are not told apart from them.
+
+    names: of the pairs.
+    errors: None: not known, and nothing is told apart.
+    say: the numbers of a pair, by its place.
+    """
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    for word, end in zip(("closest", "furthest"), (order[0], order[-1])[: len(order)], strict=False):
+        told = "" if errors is None else say_others(names, list_alike(values, errors, end), end, PAIRS)
+        yield [word, f"{names[end]}: {say(end)}{told}"]
 
 
 def say_others(names: Sequence[str], alike: Sequence[int], best: int, named: int = 3) -> str:

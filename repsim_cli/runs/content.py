@@ -28,10 +28,11 @@ ON = " on "  # in a label, between a model and the column of texts that it read
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
+DIFFER, REACHED = "how outputs differ", "what training reached"
 REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
 CODED = "what a crosscoder has of each side"
 IDENTICAL = "identical checkpoints"  # of a training
-ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST, CODED)
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST, CODED, DIFFER, REACHED)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")

@@ -13,13 +13,12 @@ from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.extremes import list_alike, say_others
+from repsim_cli.findings.extremes import say_ends
 from repsim_cli.runs.content import NEAREST, Table
 from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, place_models
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
-PAIRS = 2  # pairs that a sentence names
 NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
 
 
@@ -33,18 +32,15 @@ def sentences(run: Finished) -> Iterator[list[str]]:
     (matrix,) = measured.matrices
     assert matrix.se is not None
     labels, values, errors = matrix.rows.layers, run.array(matrix.values), run.array(matrix.se)
-    pairs = sorted(combinations(range(len(labels)), 2), key=lambda pair: values[pair])
-    names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
-    told = [values[pair] for pair in pairs], [errors[pair] for pair in pairs]
-    for word, end in zip(("closest", "furthest"), (0, len(pairs) - 1)[: len(pairs)], strict=False):
-        a, b = pairs[end]
-        value = values[a, b]
+    pairs = list(combinations(range(len(labels)), 2))
+
+    def say(place: int) -> str:
+        value, error = values[pairs[place]], errors[pairs[place]]
         how = ", the same to the bit" if not value else "" if value < NEAR else ", a distance and no KL divergence"
-        yield [
-            word,
-            f"{names[end]}: {value:.3g} nats per text (se {errors[a, b]:.2g}, {matrix.n:,} texts){how}"
-            + say_others(names, list_alike(*told, end), end, PAIRS),
-        ]
+        return f"{value:.3g} nats per text (se {error:.2g}, {matrix.n:,} texts){how}"
+
+    names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
+    yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], say)
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

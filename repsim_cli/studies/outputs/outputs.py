@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,7 @@ from repsim_cli.measures import Card
 
 Logs = Float[Tensor, "m n c"]  # log probabilities of m models, on the same n rows, over the same c classes
 Rows = Float[Tensor, "m m n"]
+ACCURACY = "accuracy"  # the table of each model's
 
 
 def output_jsd(logs: Logs) -> Rows:
@@ -72,18 +74,33 @@ CARDS: Mapping[str, Card] = {
 
 @dataclass
 class OutputSums:
-    """Running sums over rows: of each measure per pair and of its square, and of right answers per model.
+    """Running sums over the rows of each document: of each measure per pair, and of right answers per model.
 
-    rows: seen so far.
+    rows: (d,) of each document, seen so far.
+    totals: by measure, (m, m, d).
+    correct: (m, d).
+    answered: (m, c) how often each model gave each answer.
     """
 
     measures: Sequence[str]
-    rows: int = 0
-    correct: Float[Tensor, " m"] | None = None
-    totals: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    documents: int
+    rows: Float[Tensor, " d"] = field(init=False)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    correct: Float[Tensor, "m d"] | None = None
+    answered: Float[Tensor, "m c"] | None = None
 
-    def add(self, logits: Float[Tensor, "m n c"], answers: Int[Tensor, "m n"], right: Int[Tensor, " n"] | None) -> None:
-        """Adds rows. logits: over the same classes in the same order. answers: of each model, right: the true ones."""
+    def __post_init__(self) -> None:
+        self.rows = torch.zeros(self.documents, dtype=torch.float64)
+
+    def add(
+        self,
+        logits: Float[Tensor, "m n c"],
+        answers: Int[Tensor, "m n"],
+        right: Int[Tensor, " n"] | None,
+        of: Int[Tensor, " n"],
+    ) -> None:
+        """Adds rows. logits: over the same classes in the same order. answers: of each model, right: the true ones.
+        of: the document of each row."""
         logs = logits.double().log_softmax(-1)
         by_row: dict[str, Callable[[], Rows]] = {
             "output_jsd": lambda: output_jsd(logs),
@@ -92,24 +109,51 @@ class OutputSums:
         }
         for name in self.measures:
             if name in by_row:
-                values = by_row[name]()
-                total, squares = self.totals.get(name, (0.0, 0.0))
-                self.totals[name] = (total + values.sum(-1), squares + values.square().sum(-1))
+                self.totals[name] = self._add_to(self.totals.get(name), by_row[name](), of)
         if right is not None:
-            now = (answers == right).double().sum(-1)
-            self.correct = now if self.correct is None else self.correct + now
-        self.rows += answers.shape[1]
+            self.correct = self._add_to(self.correct, (answers == right).double(), of)
+        counts = torch.stack([each.bincount(minlength=logits.shape[-1]) for each in answers]).double()
+        self.answered = counts if self.answered is None else self.answered + counts
+        self.rows.index_add_(0, of, torch.ones(len(of), dtype=torch.float64))
 
-    def accuracy(self) -> Float[Tensor, " m"] | None:
-        return None if self.correct is None else self.correct / self.rows
+    def _add_to(self, total: Tensor | None, values: Float[Tensor, "... n"], of: Int[Tensor, " n"]) -> Tensor:
+        total = values.new_zeros(*values.shape[:-1], self.documents) if total is None else total
+        return total.index_add_(-1, of, values)
 
-    def matrix(self, name: str) -> tuple[Float[Tensor, "m m"], Float[Tensor, "m m"] | None]:
-        """The measure for all pairs: the mean over rows with its standard error (None where it is no mean of rows)."""
-        if name == "accuracy_difference":
-            accuracy = self.accuracy()
-            assert accuracy is not None
-            return (accuracy[:, None] - accuracy[None]).abs(), None
-        total, squares = self.totals[name]
-        mean = total / self.rows
-        variance = (squares / self.rows - mean.square()).clamp(min=0)
-        return mean, (variance / max(self.rows - 1, 1)).sqrt()
+    def compute_accuracy(self) -> "OutputMeans | None":
+        """Computes the accuracy of each model, (m,)."""
+        return None if self.correct is None else self._average(self.correct)
+
+    def compute_matrix(self, name: str) -> "OutputMeans":
+        """Computes the measure for all pairs, (m, m)."""
+        if name != "accuracy_difference":
+            return self._average(self.totals[name])
+        assert self.correct is not None
+        found = self._average(self.correct[:, None] - self.correct[None])
+        return OutputMeans(found.values.abs(), found.se)
+
+    def compute_chance(self, name: str) -> Float[Tensor, "m m"] | None:
+        """Computes how far models differ whose answers are paired at random; None where it is not known: of
+        distributions this would need them all again."""
+        if name != "disagreement" or self.answered is None:
+            return None
+        shares = self.answered / self.answered.sum(1, keepdim=True)
+        return 1 - shares @ shares.T
+
+    def _average(self, totals: Float[Tensor, "... d"]) -> "OutputMeans":
+        """Averages over rows, with the standard error over documents, whose rows depend on each other (of a ratio of
+        sums, linearised); None of one document."""
+        seen = self.rows > 0
+        rows, count = self.rows[seen], int(seen.sum())
+        values = totals.sum(-1) / rows.sum()
+        left = totals[..., seen] - values[..., None] * rows
+        if count < 2:
+            return OutputMeans(values, None)
+        return OutputMeans(values, (left.square().sum(-1) * count / (count - 1)).sqrt() / rows.sum())
+
+
+class OutputMeans(NamedTuple):
+    """values: means over rows. se: their standard errors over documents."""
+
+    values: Tensor
+    se: Tensor | None

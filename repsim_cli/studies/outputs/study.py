@@ -1,6 +1,6 @@
 """How far models differ in what they predict on the same rows: classifiers, or language models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,9 +31,9 @@ from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
+from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
+from repsim_cli.studies.outputs.outputs import ACCURACY, CARDS, OutputSums
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
@@ -130,6 +130,7 @@ class Outputs(Study):
             "weights": sum(4.0 * source.parameters for source in self.models.values()),
             "output heads": sum(4.0 * head[label] * source.width for label, source in self.models.items()),
             "forward": 4.0 * 4 * batch * max(source.width for source in self.models.values()),
+            "sums": 8.0 * 4 * len(self.models) ** 2 * self.extract.sequences,
             "outputs": 4.0 * batch * (sum(head.values()) + 4 * max(head.values())),
         }
 
@@ -148,7 +149,7 @@ class Outputs(Study):
             run.input("models", {label: source.identity() for label, source in self.models.items()})
             modules = {label: name_errors(label, self._load_model, label) for label in self.models}
         run.save_manifest()
-        sums = OutputSums(self.outputs)
+        sums = OutputSums(self.outputs, 1 + max(int(given.document.max()) for given in sequences.values()))
         with run.stage("outputs"):
             count = tally(run, self.models)
             lengths = np.max([measure_lengths(given.mask) for given in sequences.values()], axis=0)
@@ -189,46 +190,52 @@ class Outputs(Study):
         sequences: Mapping[str, Sequences],
         scored: Mapping[str, Scoring],
         batch: Int[np.ndarray, " b"],
-    ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None]:
-        """Logits of all models on the rows of a batch, with their answers and what these should be."""
+    ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None, Int[Tensor, " n"]]:
+        """Logits of all models on the rows of a batch, with their answers, what these should be, and the document."""
         rows = next(iter(sequences.values()))
         if not self.classify:
             places = slice(1, logits[0].shape[1])
             predicted = torch.from_numpy(rows.text[batch, places])
             kept = torch.stack([each[:, :-1][predicted.to(each.device)].cpu() for each in logits])
-            return kept, kept.argmax(-1), torch.from_numpy(rows.ids[batch, places]).long()[predicted]
+            right, of = (torch.from_numpy(each[batch, places]).long()[predicted] for each in (rows.ids, rows.document))
+            return kept, kept.argmax(-1), right, of
         common = next(iter(self.models.values())).labels
         orders = {label: [source.labels.index(name) for name in common] for label, source in self.models.items()}
         kept = torch.stack([each.cpu()[:, order] for each, order in zip(logits, orders.values(), strict=True)])
+        of = torch.from_numpy(rows.document[batch].max(1)).long()
         if not scored or rows.labels is None:
-            return kept, kept.argmax(-1), None
+            return kept, kept.argmax(-1), None, of
         classes = [scored[label].model[order] for label, order in orders.items()]
         answers = [torch.from_numpy(of)[each.argmax(-1)] for of, each in zip(classes, kept, strict=True)]
         right = next(iter(scored.values())).data[rows.labels.codes[batch]]
-        return kept, torch.stack(answers), torch.from_numpy(right)
+        return kept, torch.stack(answers), torch.from_numpy(right), of
 
     def _results(self, run: Run, sums: OutputSums) -> Results:
-        labels = list(self.models)
-        side = Side(model="outputs", layers=labels)
+        side, rows = Side(model="outputs", layers=list(self.models)), int(sums.rows.sum())
         measures = []
         for name in self.outputs:
-            values, se = sums.matrix(name)
+            found, chance = sums.compute_matrix(name), sums.compute_chance(name)
             matrix = Matrix(
                 rows=side,
                 columns=side,
-                values=run.write_array(slug(name, "values"), values.numpy()),
-                se=None if se is None else run.write_array(slug(name, "se"), se.numpy()),
-                n=sums.rows,
+                values=run.write_array(slug(name, "values"), found.values.numpy()),
+                se=None if found.se is None else run.write_array(slug(name, "se"), found.se.numpy()),
+                n=rows,
+                details={} if chance is None else {CHANCE: run.write_array(slug(name, CHANCE), chance.numpy())},
             )
-            estimate = {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1}
+            estimate = {"kind": "full", "rows": rows, "rows_available": rows, "batches": 1}
             card = CARDS[name].record()
             measures.append(
                 Measured(name=name, label=name, settings={}, estimate=estimate, card=card, matrices=[matrix])
             )
-        accuracy = sums.accuracy()
-        if accuracy is None:
-            return Results(study="outputs", measures=measures)
-        rows = [[label, value] for label, value in zip(labels, accuracy.tolist(), strict=True)]
-        return Results(
-            study="outputs", measures=measures, tables={"accuracy": Table(columns=["model", "accuracy"], rows=rows)}
-        )
+        tables = {} if sums.correct is None else {ACCURACY: make_accuracy_table(side.layers, sums)}
+        about = {"documents": int((sums.rows > 0).sum())}
+        return Results(study="outputs", measures=measures, tables=tables, about=about)
+
+
+def make_accuracy_table(labels: Sequence[str], sums: OutputSums) -> Table:
+    found = sums.compute_accuracy()
+    assert found is not None
+    errors = [None] * len(labels) if found.se is None else found.se.tolist()
+    rows = [list(row) for row in zip(labels, found.values.tolist(), errors, strict=True)]
+    return Table(columns=["model", "accuracy", "se"], rows=rows)

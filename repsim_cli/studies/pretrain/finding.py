@@ -10,7 +10,7 @@ from repsim_cli.figures.panels import set_headline
 from repsim_cli.figures.steps import make_step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.runs.content import Curve
+from repsim_cli.runs.content import REACHED, Curve, Table
 
 TRAINING, HELD_OUT = "training loss", "held-out loss"
 
@@ -40,4 +40,18 @@ def _draw_pretraining_loss(training: Curve, held_out: Curve) -> Any:
 
 @analysis(studies=("pretrain",), unasked=lambda planned: True, figures=figures)
 def pretraining(run: Finished, options: Pretraining, claims: Sequence[Claim]) -> Part:
-    return Part()
+    """Says what the held-out loss comes to, and draws it."""
+    held_out = run.results.curves[HELD_OUT]
+    return Part(tables={REACHED: Table(columns=["loss", "what"], rows=[["held-out loss", say_loss(held_out)]])})
+
+
+def say_loss(held_out: Curve) -> str:
+    """Says from where to where the loss goes, and whether it was lower before."""
+    losses = [loss for loss in held_out.lines["loss"] if loss is not None]
+    steps = [step for step, loss in zip(held_out.at, held_out.lines["loss"], strict=True) if loss is not None]
+    if not losses:
+        return "no step that was kept has a finite loss"
+    least = min(range(len(losses)), key=lambda place: losses[place])
+    lowest = f"; lowest at step {steps[least]:,}, {losses[least]:.3g}" if losses[least] < losses[-1] else ""
+    start = f"{losses[0]:.3g} at step {steps[0]:,} to " if len(steps) > 1 else ""
+    return f"{start}{losses[-1]:.3g} {held_out.y.unit} at step {steps[-1]:,}{lowest}"

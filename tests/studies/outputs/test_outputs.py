@@ -10,18 +10,21 @@ from helpers.tiny_classifiers import TINY_FINETUNED
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
+from repsim_cli.runs.content import DIFFER
 from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
 
 ALL = list(CARDS)
 
 
-def compared(logits, answers=None, right=None, batches=1):
+def compared(logits, answers=None, right=None, batches=1, of=None):
     logits = torch.as_tensor(np.array(logits), dtype=torch.float64)
     answers = logits.argmax(-1) if answers is None else torch.as_tensor(answers)
-    sums = OutputSums([name for name in ALL if right is not None or name != "accuracy_difference"])
+    of = torch.arange(logits.shape[1]) if of is None else torch.as_tensor(of)
+    names = [name for name in ALL if right is not None or name != "accuracy_difference"]
+    sums = OutputSums(names, documents=int(of.max()) + 1)
     for rows in np.array_split(np.arange(logits.shape[1]), batches):
-        sums.add(logits[:, rows], answers[:, rows], None if right is None else torch.as_tensor(right)[rows])
-    return {name: sums.matrix(name) for name in sums.measures}
+        sums.add(logits[:, rows], answers[:, rows], None if right is None else torch.as_tensor(right)[rows], of[rows])
+    return {name: sums.compute_matrix(name) for name in sums.measures}
 
 
 @pytest.fixture
@@ -71,6 +74,36 @@ def test_the_standard_error_is_that_of_a_mean(random):
     assert compared(random)["disagreement"][1][0, 1].item() == pytest.approx(expected, rel=1e-9)
 
 
+def test_errors_are_over_documents_and_cover():
+    """Of documents whose rows are one row over and over, they are those of as many rows; of uneven documents that share
+    what they differ in, two hold the mean."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(2, 30, 4))
+    once, often = compared(rows), compared(np.repeat(rows, 5, axis=1), of=np.arange(150) // 5)
+    for name in ("output_jsd", "output_kl", "disagreement"):
+        torch.testing.assert_close(once[name][1], often[name][1])
+    assert compared(rows, of=np.zeros(30, int))["output_jsd"][1] is None
+    held = []
+    for _ in range(300):
+        sizes = rng.integers(1, 20, 25)
+        of = np.repeat(np.arange(25), sizes)
+        differ = rng.random(len(of)) < rng.beta(1, 3, 25)[of]
+        answers = np.stack([np.zeros(len(of), int), differ.astype(int)])
+        found, error = compared(np.zeros((2, len(of), 2)), answers, of=of)["disagreement"]
+        held.append(abs(found[0, 1] - 0.25) <= 2 * error[0, 1])
+    assert 0.9 <= np.mean(held) <= 0.98
+
+
+def test_chance_is_what_answers_in_another_order_give():
+    rng = np.random.default_rng(2)
+    answers = [rng.choice(3, 400, p=[0.7, 0.2, 0.1]), rng.choice(3, 400, p=[0.5, 0.1, 0.4])]
+    sums = OutputSums(["disagreement"], documents=400)
+    sums.add(torch.zeros(2, 400, 3), torch.from_numpy(np.array(answers)), None, torch.arange(400))
+    drawn = [(answers[0] != rng.permutation(answers[1])).mean() for _ in range(500)]
+    assert sums.compute_chance("disagreement")[0, 1].item() == pytest.approx(np.mean(drawn), abs=0.004)
+    assert sums.compute_chance("output_jsd") is None
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_what_the_cards_claim(name, random):
     card, values = CARDS[name], compared(random, right=np.arange(40) % 4)[name][0].numpy()
@@ -95,12 +128,14 @@ def test_the_study_compares_classifiers(trained_once, repsim, newest):
     )
     assert code == 0, err
     assert "accuracy:" in out
+    assert "most accurate: tiny_nli_" in out
     found = json.loads((newest() / "results.json").read_text())
     labels = ["tiny_nli_0", "tiny_nli_1"]
     assert [m["matrices"][0]["rows"]["layers"] for m in found["measures"]] == [labels] * 4
     values = {m["name"]: np.load(newest() / m["matrices"][0]["values"]) for m in found["measures"]}
-    accuracy = dict(found["tables"]["accuracy"]["rows"])
-    assert values["accuracy_difference"][0, 1] == abs(accuracy["tiny_nli_0"] - accuracy["tiny_nli_1"])
+    accuracy = {label: value for label, value, _ in found["tables"]["accuracy"]["rows"]}
+    expected = abs(accuracy["tiny_nli_0"] - accuracy["tiny_nli_1"])
+    assert values["accuracy_difference"][0, 1] == pytest.approx(expected, abs=1e-12)
     assert (newest() / "figures" / "disagreement-all.png").is_file()
     # the same forward passes, one model after the other and by hand
     config = composed("experiment=tiny/mnli_outputs", *TINY_FINETUNED, "data.examples=60")
@@ -140,6 +175,15 @@ def test_the_study_compares_language_models(repsim, newest):
     kl = np.load(newest() / found["measures"][0]["matrices"][0]["values"])
     assert kl[0, 1] != kl[1, 0]
     assert 0 < kl[0, 1] < 10
+    said = dict(found["tables"][DIFFER]["rows"])
+    assert said.keys() == {
+        "output KL, nats, closest",
+        "output KL, nats, furthest",
+        "output JSD, bits",
+        "disagreement",
+        "most accurate",
+    }
+    assert ", where answers that are paired at random give 0." in said["disagreement"]
     assert found["measures"][0]["estimate"]["rows"] <= 4 * 31
 
 

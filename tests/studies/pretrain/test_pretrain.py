@@ -11,6 +11,8 @@ from helpers.timers import set_timers
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.runs import reader
+from repsim_cli.runs.content import REACHED, Axis, Curve
+from repsim_cli.studies.pretrain.finding import say_loss
 from repsim_cli.training import pretrain
 from repsim_cli.training import series as trained_series
 
@@ -76,6 +78,17 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypat
     assert (found["curves"], found["tables"]) == (whole["curves"], whole["tables"])
     assert not (newest() / reader.STATE).exists()
     assert (newest() / "figures" / "loss.png").is_file()
+    losses = found["curves"]["held-out loss"]["lines"]["loss"]
+    ((who, said),) = found["tables"][REACHED]["rows"]
+    assert who == "held-out loss"
+    assert said.startswith(f"{losses[0]:.3g} at step 0 to {losses[-1]:.3g} nats per token at step 6")
+
+
+def test_a_loss_that_rises_again_is_said_with_where_it_was_lowest():
+    curve = Curve(
+        x=Axis(name="step"), y=Axis(name="loss", unit="nats"), at=[0, 10, 20, 30], lines={"loss": [5.0, 2.0, 2.5, None]}
+    )
+    assert say_loss(curve) == "5 at step 0 to 2.5 nats at step 20; lowest at step 10, 2"
 
 
 def test_metrics_are_those_of_a_plain_loss(repsim, newest):
