@@ -29,6 +29,7 @@ CHANCE = "chance"  # the detail of a matrix that has the level of chance of each
 MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
 DIFFER, REACHED = "how outputs differ", "what training reached"
+ACCURACY = "accuracy"  # of outputs: the table of each model's, with its error
 REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
 CODED = "what a crosscoder has of each side"
 IDENTICAL = "identical checkpoints"  # of a training

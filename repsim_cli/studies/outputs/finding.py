@@ -8,8 +8,7 @@ from repsim_cli.base.plain import say_count
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.extremes import list_alike, say_ends, say_others
-from repsim_cli.runs.content import CHANCE, DIFFER, Measured, Table
-from repsim_cli.studies.outputs.outputs import ACCURACY
+from repsim_cli.runs.content import ACCURACY, CHANCE, DIFFER, Measured, Table
 
 
 @dataclass(frozen=True, kw_only=True)

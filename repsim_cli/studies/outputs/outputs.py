@@ -13,7 +13,6 @@ from repsim_cli.measures import Card
 
 Logs = Float[Tensor, "m n c"]  # log probabilities of m models, on the same n rows, over the same c classes
 Rows = Float[Tensor, "m m n"]
-ACCURACY = "accuracy"  # the table of each model's
 
 
 def output_jsd(logs: Logs) -> Rows:

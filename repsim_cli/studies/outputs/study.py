@@ -31,9 +31,9 @@ from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side, Table
+from repsim_cli.runs.content import ACCURACY, CHANCE, Matrix, Measured, Results, Side, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.outputs.outputs import ACCURACY, CARDS, OutputSums
+from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
