@@ -32,6 +32,7 @@ import filelock
 import hypothesis
 import pytest
 import torch
+from helpers.composing import groups_composed_once
 from helpers.tiny import TINY, perturb
 
 from repsim_cli.base import closure, registry
@@ -100,6 +101,13 @@ def tokenized_once():
             place += 1
 
     with mock.patch.object(packing, "_tokenize", tokenized):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def groups_composed():
+    """The groups that commands select are composed once, and not in each of a worker's runs."""
+    with groups_composed_once():
         yield
 
 

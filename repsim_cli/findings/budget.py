@@ -15,8 +15,8 @@ from repsim_cli.figures.lines import NAMED, draw_light_grid
 from repsim_cli.figures.panels import make_panels, name_panels, set_headline
 from repsim_cli.figures.texts import shorten_names
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, P_BEYOND, Table
 
 PANEL, ACROSS = (3.4, 2.2), 3  # inches; panels side by side
@@ -85,7 +85,7 @@ def say_most_shared(rows: Sequence[Row]) -> str:
     found = (
         f"; p < {ALPHA} beyond the token in {sum(p < ALPHA for p in tested)} of {len(tested)} pairs" if tested else ""
     )
-    return f"of {row['value']:z.2f} in {_say_where(row)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
+    return f"of {row['value']:z.2f} in {_say_where(row, rows)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
 
 
 def say_neighbours(rows: Sequence[Row]) -> str:
@@ -95,7 +95,7 @@ def say_neighbours(rows: Sequence[Row]) -> str:
         return ""
     row = max(known, key=lambda row: row["other tokens"])
     return (
-        f"of {row['value']:z.2f} in {_say_where(row)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
+        f"of {row['value']:z.2f} in {_say_where(row, rows)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
         f"{row['same token']:z.2f} neighbours of the same token, {row['other tokens']:z.2f} of other tokens"
     )
 
@@ -106,13 +106,11 @@ def _compute_lower_end(row: Row) -> float:
     return row[part] - (row[f"± {part}"] or 0.0)
 
 
-def _say_where(row: Row) -> str:
-    names = [row["layer a"], row["layer b"]]
-    blocks = [read_block_number(name) for name in names]
-    where = [name if block is None else f"block {block}" for name, block in zip(names, blocks, strict=True)]
-    if where[0] == where[1] and names[0] == names[1]:
-        return where[0]
-    return f"{where[0]} of {row['model a']} and {where[1]} of {row['model b']}" if "model a" in row else where[0]
+def _say_where(row: Row, rows: Sequence[Row]) -> str:
+    """Names the layers of a row, so that no other of the rows has the same name."""
+    word, _ = make_layer_namer([each[side] for each in rows for side in ("layer a", "layer b")])
+    first, second = word(row["layer a"]), word(row["layer b"])
+    return first if first == second else f"{first} of {row['model a']} and {second} of {row['model b']}"
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

@@ -125,15 +125,17 @@ def find_neighbours_and_ties(
     *,
     k: int,
     documents: Documents | None = None,
+    most: int = BLOCK,
 ) -> tuple[NearestRows, int, int]:
     """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
 
-    x: the rows as they were given. dtype: in which products are taken first. documents: as in `find_neighbours`."""
+    x: the rows as they were given. dtype: in which products are taken first. documents: as in `find_neighbours`.
+    most: rows compared at a time."""
     units, left_out = exact.to(dtype), partial(find_left_out, documents)
     every = torch.arange(len(x), device=x.device)
     blocks = [
         select_most_similar(compute_block_cosines(units, int(rows[0]), len(rows)), left_out(rows), k)
-        for rows in every.split(count_block_rows(len(x)))
+        for rows in every.split(count_block_rows(len(x), most))
     ]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]

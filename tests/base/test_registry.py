@@ -77,11 +77,16 @@ def test_a_run_that_is_in_the_cache_imports_no_models(repsim, tmp_path):
         "import json, sys\nfrom repsim_cli.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as end: assert not end.code\n"
-        "print(json.dumps(sorted(sys.modules)))"
+        "print(json.dumps(sorted(sys.modules)))\n"
+        "from repsim_cli.api.entries import compose_configuration\n"
+        "models = {name: {'kind': 'shipped', 'name': name} for name in ('tiny_a', 'tiny_b')}\n"
+        "for words in ([], ['cache=false']):  # `compare` opens models before there is a run\n"
+        "    config = compose_configuration(models, None, ['cka'], 'auto', 'none', words)\n"
+        "    assert config.extract.unit == 'token'\n    print('transformers' in sys.modules)"
     )
     words = [
-        "run", "-q", "experiment=tiny/pythia_cka", "model=[tiny_a]", "extract.rows=256", "extract.layers=[0,-1]",
-        "figures.format=[png]",
+        "run", "-q", "experiment=tiny/pythia_cka", "model=[tiny_a]", "extract.sequences=8", "extract.rows=256",
+        "extract.batch_rows=256", "extract.layers=[0,-1]",
         "+model.twin={kind: random, shipped: tiny_a}",
         "+model.other={kind: random, config: {model_type: gpt2, vocab_size: 512, n_embd: 32, n_head: 2, n_layer: 2}, "
         "tokenizer: tiny_a}",
@@ -93,33 +98,25 @@ def test_a_run_that_is_in_the_cache_imports_no_models(repsim, tmp_path):
         folders.add(folder)
         return {file.name: file.read_bytes() for file in folder.glob("arrays/*")}
 
-    def run():
-        ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        return {*json.loads(ended.stdout.splitlines()[-1])}, read_arrays()
-
-    code, _, err = repsim(*words, "cache=false")
-    assert code == 0, err
-    without = read_arrays()
-    assert not {"configs", "tokenizers"} & {place.name for place in (tmp_path / "cache").glob("*")}
-    computing, first = run()
-    cached, second = run()
-    assert without == first == second
-    assert without
-    assert "transformers" in computing
+    made = []
+    for known in ("cache=false", "cache=true"):
+        code, _, err = repsim(*words, known)
+        assert code == 0, err
+        made.append(read_arrays())
+        records = {"configs", "tokenizers"} & {place.name for place in (tmp_path / "cache").glob("*")}
+        assert len(records) == (2 if known == "cache=true" else 0)
+    command = [sys.executable, "-c", script, *words, "figures.format=[png]"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    modules, *said = ended.stdout.splitlines()
+    cached = {*json.loads(modules)}
+    assert made == [read_arrays()] * 2
+    assert made[0]
     assert not {"scipy.stats", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"} & cached
     own = {"repsim_cli", "sitecustomize", "usercustomize"}  # the last two are of the machine: Debian's Python has one
     found = {name.partition(".")[0] for name in cached} - sys.stdlib_module_names - own
     assert {name for name in found if not name.startswith("_")} <= MAY
-    composing = (
-        "import sys\nfrom repsim_cli.api.entries import compose_configuration\n"
-        "models = {name: {'kind': 'shipped', 'name': name} for name in ('tiny_a', 'tiny_b')}\n"
-        "for words in ([], ['cache=false']):  # `compare` opens models before there is a run\n"
-        "    config = compose_configuration(models, None, ['cka'], 'auto', 'none', words)\n"
-        "    assert config.extract.unit == 'token'\n    print('transformers' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", composing], capture_output=True, text=True, check=True).stdout
-    assert said == "False\nTrue\n"
+    assert said == ["False", "True"]  # what is not in the cache needs it
 
 
 @pytest.mark.parametrize("word", ["measur=cka", "measure=ckaa", "study=similarty", "model=[tiny_a,tiny_z]", "seeed=1"])

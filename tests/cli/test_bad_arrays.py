@@ -15,8 +15,6 @@ from helpers.refusals import check
 from repsim_cli.models import precomputed
 from repsim_cli.runs import reader
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 
 def npz(**arrays):
     return lambda file: np.savez(file, **arrays)

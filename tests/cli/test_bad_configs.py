@@ -3,8 +3,6 @@
 import pytest
 from helpers.refusals import MANY, check
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 CONFIGS = {
     "type of a number": ["extract.length=abc"],
     "fraction for a count": ["extract.batch_rows=2.5"],

@@ -11,8 +11,6 @@ from helpers.refusals import MANY, check
 
 from repsim_cli.data.images import CIFAR10
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 TEXT = json.dumps({"text": "some words of text. " * 300}).encode() + b"\n"
 DATA = {
     "missing.txt": None,

@@ -8,8 +8,6 @@ import safetensors.torch
 import torch
 from helpers.refusals import check, pipe
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 
 def without(*names):
     return lambda folder: [(folder / name).unlink() for name in names]

@@ -4,8 +4,6 @@ import pytest
 from helpers import mutations
 from helpers.refusals import check
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 MUTATIONS = mutations.kept()
 
 

@@ -10,8 +10,6 @@ from helpers.refusals import MANY, pipe
 
 from repsim_cli.runs import reader
 
-pytestmark = pytest.mark.usefixtures("composed_once")
-
 
 def written(name, content):
     return lambda folder: (folder / name).write_bytes(content)

@@ -176,7 +176,7 @@ def test_a_dot_needs_colours():
 
 def test_a_run_on_altered_data(repsim):
     code, _, err = repsim(
-        "run", "data=altered", "model=[tiny_a]", "extract=pooled", "extract.sequences=50", "extract.rows=50",
+        "run", "data=altered", "model=[tiny_a]", "extract=pooled", "extract.sequences=20", "extract.rows=20",
         "data.noise=0.3", "measure=[cka]",
     )  # fmt: skip
     assert code == 0, err

@@ -157,7 +157,7 @@ def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
     text.write_text("\n\n".join(f"Paragraph {i} says {' and '.join('abcdefghij'[i % 9 :])}. " * 9 for i in range(40)))
     words = (
         "model=[tiny_a]", "data=local_text", f"data.path={text}", "significance=permutation", "measure=[cka_unbiased]",
-        "extract.estimate=full", "significance.permutations=19",
+        "extract.estimate=full", "extract.layers=[0,-1]", "significance.permutations=19",
     )  # fmt: skip
     code, _, err = repsim("run", *words, "extract.sequences=5")
     assert code == 2

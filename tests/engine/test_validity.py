@@ -191,7 +191,12 @@ def test_rows_are_exchanged_within_a_column(repsim, newest, table):
 
 def test_chance_within_a_token_is_higher(repsim, newest):
     """What the token itself gives is more than what random pairings give, and less than the value."""
-    words = ["model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn]", "extract.sequences=32", "figures.format=[]"]
+    words = [
+        "model=[tiny_a,tiny_b]",
+        "measure=[cka_unbiased,mutual_knn]",
+        "extract.sequences=32",
+        "extract.layers=[0,3,-1]",
+    ]
     levels = []
     for more in ([], ["significance.within=token"]):
         assert repsim("run", *words, *more)[0] == 0

@@ -38,7 +38,12 @@ def test_what_cannot_be_ranked_is_refused():
 
 @pytest.mark.drawn
 def test_the_study(repsim, newest):
-    words = ("experiment=tiny/measure_agreement", "measure=[cka,cka_unbiased,rsa,mutual_knn]", "extract.rows=300")
+    words = (
+        "experiment=tiny/measure_agreement",
+        "measure=[cka,cka_unbiased,rsa,mutual_knn]",
+        "extract.sequences=8",
+        "extract.rows=300",
+    )
     assert repsim("run", *words, "model=[tiny_a,tiny_b]")[0] == 0
     whole = reader.read_results(newest())
     matrix = whole.matrices[NAME]

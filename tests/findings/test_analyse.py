@@ -205,7 +205,14 @@ def test_the_page_lists_every_claim():
 
 
 def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
-    words = ("-q", "experiment=tiny/pythia_cka", "extract.estimate=full", "extract.rows=200", "hardware.threads=1")
+    words = (
+        "-q",
+        "experiment=tiny/pythia_cka",
+        "extract.estimate=full",
+        "extract.rows=200",
+        "extract.sequences=8",
+        "hardware.threads=1",
+    )
     code, _, err = repsim("run", *words[1:], "model=[tiny_a]")
     assert code == 0
     assert recorded(newest())["claims"] == []

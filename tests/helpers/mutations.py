@@ -10,19 +10,13 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import h5py
 import numpy as np
 import safetensors.torch
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
-
-from repsim_cli.config.guard import Guarded
 
 KEPT = Path(__file__).parent / "mutations.json"
 VALUES = (
@@ -181,36 +175,6 @@ def _places(value: Any, path: tuple = ()) -> Iterator[list[Any]]:
         yield [*path, key]
         if isinstance(inner, dict | list):
             yield from _places(inner, (*path, key))
-
-
-@contextmanager
-def composed_once() -> Iterator[None]:
-    """Hydra takes 0.1 s to compose a configuration, most of the time of a refusal. Here the groups that commands select
-    are composed once, and the values that a command sets at known keys, or adds, are set in a copy."""
-    compose, groups, known = Guarded.load_configuration, ("experiment", "model", "measure", "data", "significance"), {}
-
-    def quick(loader: Guarded, name: str, overrides: list[str], *mode: Any) -> Any:
-        words = [word for word in overrides if word.split("=")[0] in groups]
-        own = loader.loader is loader.own  # without --config-dir
-        if name != "config" or mode or not own or any("hydra" in word for word in overrides):
-            return compose(loader, name, overrides, *mode)
-        values = OverridesParser.create().parse_overrides([word for word in overrides if word not in words])
-        if tuple(words) not in known:
-            known[tuple(words)] = compose(loader, name, words)
-        config = copy.deepcopy(known[tuple(words)])
-        for value in values:
-            parent, _, last = value.key_or_group.rpartition(".")
-            node = OmegaConf.select(config, parent) if parent else config
-            there = isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 (values that are missing, too)
-            known_place = value.is_force_add() or value.is_add() != there
-            if value.is_delete() or value.is_sweep_override() or not known_place:
-                return compose(loader, name, overrides)
-            with open_dict(config):
-                OmegaConf.update(config, value.key_or_group, value.value(), merge=False)
-        return config
-
-    with mock.patch.object(Guarded, "load_configuration", quick):
-        yield
 
 
 def masked(line: str, folder: Path) -> str:

@@ -103,13 +103,15 @@ def test_all_pairs_in_pieces(monkeypatch):
     wanted = {name: measures.get(name) for name in NAMES}
     whole = compute_all_pairs(wanted, layers)
     for module, limit, size in (
-        (nearest, "BLOCK", 7),
         (nearest, "_TILE", 3),
         (nearest, "_CELLS", 60),
         (neighbours, "_HOT", 500),
         (neighbours, "_GATHERED", 500),
     ):
         monkeypatch.setattr(module, limit, size)
+    units = nearest.normalise_centred_rows(layers[0])
+    tables = [nearest.find_neighbours_and_ties(units, torch.float32, layers[0], k=5, most=most)[0] for most in (30, 7)]
+    assert torch.equal(tables[0].lists, tables[1].lists)
     pieces = compute_all_pairs(wanted, layers)
     for name in NAMES:
         torch.testing.assert_close(pieces[name], whole[name], atol=1e-6, rtol=0)

@@ -176,6 +176,7 @@ def test_base_and_adapted_copy_in_one_run(repsim, newest, base, tmp_path):
         f"+model.tuned={{kind: transformers, path: '{path}', adapter: '{folder}'}}",
         f"+model.coarse={{kind: transformers, path: '{path}', quantize: {{method: round, bits: 3}}}}",
         "extract.length=32",
+        "extract.sequences=8",
         "measure=[cka]",
     )
     assert code == 0, err

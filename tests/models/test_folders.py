@@ -153,6 +153,12 @@ def test_nobody_tuned_to_this_folder(repsim, newest, tiny, tmp_path, gpt_tokeniz
     folder = tmp_path / "Some Org" / "Großes Modell-v2.1 (final)"
     tiny.to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
     gpt_tokenizer.save_pretrained(folder)
-    code, _, err = repsim("run", "model=[]", f"+model.x={{kind: transformers, path: '{folder}'}}", "extract.length=32")
+    code, _, err = repsim(
+        "run",
+        "model=[]",
+        f"+model.x={{kind: transformers, path: '{folder}'}}",
+        "extract.length=32",
+        "extract.sequences=8",
+    )
     assert code == 0, err
     assert (newest() / "results.json").is_file()

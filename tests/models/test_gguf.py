@@ -234,7 +234,13 @@ def test_a_file_is_read_once_until_it_changes(file, monkeypatch):
 
 
 def test_a_run_on_a_file(repsim, newest, file):
-    code, _, err = repsim("run", "model=[]", f"+model.mine={{kind: transformers, path: '{file}'}}", "extract.length=32")
+    code, _, err = repsim(
+        "run",
+        "model=[]",
+        f"+model.mine={{kind: transformers, path: '{file}'}}",
+        "extract.length=32",
+        "extract.sequences=8",
+    )
     assert code == 0, err
     assert (newest() / "results.json").is_file()
 
