@@ -9,11 +9,12 @@ from typing import Any
 from unittest import mock
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
 from repsim_cli.base import registry
-from repsim_cli.config.compose import OWN, compose, drop_hydra_keys
+from repsim_cli.config.compose import GIVEN, OWN, compose, drop_hydra_keys
 from repsim_cli.config.words import convert_to_overrides
 
 ROOT = Path(__file__).parents[2]
@@ -26,17 +27,34 @@ def composed(*overrides):
     return drop_hydra_keys(*compose([part for word in overrides for part in convert_to_overrides(word)]))
 
 
+def is_shipped(repository: Any) -> bool:
+    """Whether all that Hydra reads is the package's own, and not of --config-dir."""
+    return {source.path for source in repository.sources} <= SHIPPED
+
+
+def list_plugins() -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(part.plugins) for part in (registry.models, registry.measures, registry.data))
+
+
 @contextmanager
 def groups_composed_once() -> Iterator[None]:
-    """Composes the groups that commands select once in a process, which takes Hydra 50 ms, and sets in a copy the values
-    that a command gives, as Hydra does after it has composed the groups."""
+    """Reads the files of a configuration, and composes the groups that commands select, once in a process, which takes
+    Hydra 50 ms; sets in a copy the values that a command gives, as Hydra does after it has composed the groups."""
     load, known = ConfigLoaderImpl.load_configuration, {}
+    read, files = ConfigRepository.load_config, {}
 
-    def quick(loader: Any, config_name: str, overrides: list[str], run_mode: RunMode, **how: Any) -> Any:
+    def read_once(repository: Any, config_path: str) -> Any:
+        if config_path == GIVEN or not is_shipped(repository):
+            return read(repository, config_path)
+        key = (list_plugins(), config_path)
+        if key not in files:
+            files[key] = read(repository, config_path)
+        return copy.deepcopy(files[key])
+
+    def compose_once(loader: Any, config_name: str, overrides: list[str], run_mode: RunMode, **how: Any) -> Any:
         parsed = OverridesParser.create().parse_overrides(overrides)
-        own = {source.path for source in loader.repository.sources} <= SHIPPED
         sweeps = any(each.is_sweep_override() or each.key_or_group.startswith("hydra") for each in parsed)
-        if config_name != OWN or run_mode != RunMode.RUN or sweeps or not own:
+        if config_name != OWN or run_mode != RunMode.RUN or sweeps or not is_shipped(loader.repository):
             return load(loader, config_name, overrides, run_mode, **how)
         values = [
             each
@@ -44,8 +62,7 @@ def groups_composed_once() -> Iterator[None]:
             if isinstance(each.value(), dict) or not loader.repository.group_exists(each.key_or_group)
         ]
         chosen = [each.input_line for each in parsed if each not in values]
-        plugins = [tuple(part.plugins) for part in (registry.models, registry.measures, registry.data)]
-        key = (*plugins, *chosen)
+        key = (list_plugins(), *chosen)
         if key not in known:
             known[key] = load(loader, config_name, chosen, run_mode, **how)
         config = copy.deepcopy(known[key])
@@ -58,5 +75,8 @@ def groups_composed_once() -> Iterator[None]:
         config.hydra.job.override_dirname = get_overrides_dirname(parsed, **config.hydra.job.config.override_dirname)
         return config
 
-    with mock.patch.object(ConfigLoaderImpl, "load_configuration", quick):
+    with (
+        mock.patch.object(ConfigLoaderImpl, "load_configuration", compose_once),
+        mock.patch.object(ConfigRepository, "load_config", read_once),
+    ):
         yield
