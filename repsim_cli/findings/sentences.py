@@ -32,9 +32,9 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
     told = ""
     for measured in whole.measures:
         found = answering.find_both_directions(measured, read, first, second)
-        if not found or not (layers := answering.list_layer_values(sides := found[0])):
+        if not found or not (layers := answering.list_layer_values(found[0])):
             continue
-        said, numbers = _say(measured, sides, layers)
+        said, numbers = _say_both_ways(measured, found)
         if not told:
             told = said
             yield f"{first} and {second} {said}: {numbers}"
@@ -48,6 +48,18 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         yield from say_driving(kept, first, second)
 
 
+def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str]:
+    """Says what a measure finds in two models, the same whichever is named first: where it has a direction, or where
+    their layers differ, as it looks from either model, if that is not the same."""
+    there, *back = found
+    if not back or (measured.card["symmetric"] and there.same_layers):
+        return _say(measured, there, found)
+    (said, numbers), (said_back, numbers_back) = (_say(measured, sides, [sides]) for sides in found)
+    if said == said_back:
+        return said, numbers
+    return f"{said} from {there.first} to {there.second}, and {said_back} back", f"{numbers}; back {numbers_back}"
+
+
 def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
     """Tells whether a measure contradicts the first one. near: how close layers are by it, in order."""
     if BLIND in (said, told):
@@ -58,8 +70,10 @@ def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
     return said.startswith("are most alike") and other_end == max(near)
 
 
-def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
-    """Says what a measure finds in two models in words, and its numbers with what chance gives."""
+def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, str]:
+    """Says what a measure finds in two models in words, and its numbers with what chance gives. ways: the directions in
+    which layers may be closest to another one."""
+    layers = answering.list_layer_values(sides)
     word, _ = answering.make_layer_namer([*sides.rows, *sides.columns])
     digits, noise = choose_digits(measured, sides), find_noise(measured, sides)
     values = [value for _, value in layers]
@@ -72,19 +86,20 @@ def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) 
         said, numbers = f"are {trend}", _say_ends(by_layer, values, answering.find_least_change(values, noise))
     else:
         said, numbers = _say_most_alike(by_layer, near[0][1][1], near[-1][1][1])
-    moved = find_displaced_layers(sides, noise)
+    moved = [(way, each) for way in ways for each in find_displaced_layers(way, noise)]
     if by_chance := judge_chance(measured, sides):
         said, numbers = by_chance, _say_extremes(by_layer, near[0][1][1], near[-1][1][1])
-    elif 2 * len(moved) >= max(len(layers), 2):
-        most = max(moved, key=lambda each: each.value if sides.larger else -each.value)
+    elif 2 * len(moved) >= len(ways) * max(len(layers), 2):
         said = ACROSS
+        way, most = max(moved, key=lambda each: each[1].value if sides.larger else -each[1].value)
         numbers = (
-            f"{len(moved)} of {len(layers)} layers are closest to another one, {word(most.layer)} of "
-            f"{sides.first} to {word(most.closest)} of {sides.second} with {most.value:{digits}}; the same layers have "
+            f"{len(moved)} of {len(ways) * len(layers)} layers are closest to another one, {word(most.layer)} of "
+            f"{way.first} to {word(most.closest)} of {way.second} with {most.value:{digits}}; the same layers have "
             f"{_say_extremes(by_layer, near[0][1][1], near[-1][1][1])}"
         )
     elif moved:
-        numbers += f", {_list_layers([word(each.layer) for each in moved])} closer to another layer"
+        names = {each.layer for _, each in moved}
+        numbers += f", {_list_layers([word(layer) for layer in sides.rows if layer in names])} closer to another layer"
     by = "" if measured.larger_is_closer else " (smaller is closer)"
     without = "".join(f" ({lacking})" for lacking in _say_lacking(sides, word))
     beside = [_say_chance(measured, sides, digits)]

@@ -13,9 +13,11 @@ NAN = np.nan
 
 
 def say(
-    *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=None, beside=None, null=None
-):
-    """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name."""
+    *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=None, beside=None, null=None,
+    back=None, order="ab",
+):  # fmt: skip
+    """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name.
+    back: of one measure that has a direction, the map from b to a. order: which model is named first."""
     arrays, measures = {}, []
     for number, values in enumerate(map(np.array, maps)):
         arrays |= {f"{number}": values.astype(float), f"chance{number}": np.full(values.shape, chance)}
@@ -25,14 +27,19 @@ def say(
             values=f"{number}", details={CHANCE: f"chance{number}"}, **{what: what for what in beside or {}},
         )  # fmt: skip
         arrays |= {what: np.full(values.shape, cell) for what, cell in (beside or {}).items()}
-        card = CARD | {"larger_is_closer": larger, "label": f"L{number or ''}"}
+        card = CARD | {"larger_is_closer": larger, "label": f"L{number or ''}", "symmetric": back is None}
+        matrices = [matrix]
+        if back is not None:
+            arrays |= {"back": np.array(back, float), "chance back": np.full(np.shape(back), chance)}
+            details = {CHANCE: "chance back"}
+            matrices.append(Matrix(rows=matrix.columns, columns=matrix.rows, values="back", details=details))
         measures.append(
             Measured(
-                name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=[matrix],
+                name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=matrices,
                 chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter}, null=null,
             )
         )  # fmt: skip
-    return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"))
+    return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
 
 
 def square(*diagonal, others=0.3):
@@ -68,11 +75,31 @@ def test_layers_without_a_value_are_named():
     ]
 
 
+def test_what_is_said_does_not_depend_on_which_model_is_named_first():
+    """Where only the layers of one are closest to others; where models have other layers; where a measure has a
+    direction."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.random((4, 4)).round(2) * rng.integers(0, 2, (4, 1))
+        there, back = (say(values, order=order, chance=0.0)[0].split(":")[0] for order in ("ab", "ba"))
+        assert there.removeprefix("a and b") == back.removeprefix("b and a")
+    falls, rises = square(0.9, 0.7, 0.5, 0.3, others=0.1), square(0.3, 0.5, 0.7, 0.9, others=0.1)
+    for order, numbers in (("ab", "0.90 at x and 0.30 at w"), ("ba", "0.30 at x and 0.90 at w")):
+        (said,) = say(falls, back=rises, order=order)
+        a, b = order
+        how = {"ab": "less", "ba": "more"}
+        assert said.startswith(
+            f"{a} and {b} are {how[order]} alike with depth from {a} to {b}, and are {how[order[::-1]]} alike with "
+            f"depth back: L {numbers}; chance at most 0.00; back L "
+        )
+    assert " from " not in say(falls, back=falls)[0]
+
+
 def test_layers_that_are_closer_to_others_than_to_their_like():
     turned = square(1, 1, 1, 1)[::-1] * 0.9
     (said,) = say(turned)
     assert said == (
-        "a and b are more alike across depths than at the same depth: L 4 of 4 layers are closest to another one, x of "
+        "a and b are more alike across depths than at the same depth: L 8 of 8 layers are closest to another one, x of "
         "a to w of b with 0.90; the same layers have 0.27 at every layer; chance at most 0.00"
     )
     (said,) = say(1 - turned, larger=False, chance=1.0)
