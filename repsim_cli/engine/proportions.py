@@ -29,4 +29,5 @@ def compute_wilson_interval(
     apart = len(sums) if alone <= 0 else min(n * alone / (count * spread), most) if spread else most
     middle = (share + Z**2 / (2 * apart)) / (1 + Z**2 / apart)
     half = Z / (1 + Z**2 / apart) * math.sqrt(max(share * (1 - share), 0) / apart + Z**2 / (4 * apart**2))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    # of no hit, or of hits alone, that end is exact but for rounding
+    return max(middle - half, 0.0) if share > 0 else 0.0, min(middle + half, 1.0) if share < 1 else 1.0

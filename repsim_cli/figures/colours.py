@@ -15,7 +15,8 @@ def choose_colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) 
         return 0.0, float(values.max(initial=1e-12))
     # models of one training say nearly the same: on the whole range their differences would not be seen
     low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
-    low = float(values.min(initial=0.0)) if low is None or values.min(initial=0.0) >= 0 else low
+    least = float(values.min(initial=0.0))
+    low = least if low is None else max(low, 0.0) if least >= 0 else low
     high = float(values.max(initial=0.0)) if high is None else high
     return low, high
 

@@ -136,7 +136,7 @@ def draw_parts_by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tu
     for panel, rows in zip(axes, pairs, strict=True):
         _draw(panel, rows, stacked)
     name_panels(axes, [" x ".join(_read_model_pair(rows[0])) for rows in pairs])
-    axes[0].set_ylabel("share of the value", fontsize=8)
+    axes[0].set_ylabel("value, by its parts", fontsize=8)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     last = axes[min(ACROSS, len(axes)) - 1]
     last.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)

@@ -13,6 +13,7 @@ Said = tuple[str, str]  # whom or what a sentence is about, and the sentence
 MOST = 6  # sentences, and tokens that one names
 ALL = "repsim show RUN --json"  # where all sentences stand
 LEVEL = 0.05  # p up to which a probe tells a target
+UNCHANGED = 1e-5  # of the last value by which a layer that no step changes may differ: rounding
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
@@ -162,8 +163,19 @@ def _say_convergence(whole: Results) -> Iterator[Said]:
         yield (
             model,
             f"{model}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of step {last} is "
-            f"{begin:.2f} at step {first}, and {before if arrived == last else on}",
+            f"{begin:.2f} at step {first}{_say_lines(curve)}, and {before if arrived == last else on}",
         )
+
+
+def _say_lines(curve: Curve) -> str:
+    """Says that a value is the mean over layers, and which of these are the same at every step."""
+    if len(curve.lines) < 2:
+        return ""
+    ends = {name: [value for value in line if value is not None] for name, line in curve.lines.items()}
+    same = [name for name, line in ends.items() if line and max(line) - min(line) <= UNCHANGED * abs(line[-1])]
+    more = f" and {len(same) - MOST} more" if len(same) > MOST else ""
+    known = f"; {', '.join(same[:MOST])}{more} the same at every step" if same else ""
+    return f" (mean over {len(curve.lines)} layers{known})"
 
 
 def _say_sub_networks(whole: Results) -> Iterator[Said]:
@@ -197,26 +209,28 @@ def _say_tuned(whole: Results) -> Iterator[Said]:
     for (model, by), rows in groupby(
         _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
-        changed = [row for row in rows if row["value"]]
-        most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in changed[:MOST])
-        yield (
-            model,
-            f"{model}: the tokens that change most, by {by}: {most}" if most else f"{model}: no token changes by {by}",
-        )
+        most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in [*rows][:MOST])
+        yield model, f"{model}: the tokens that change most, by {by}: {most}"
 
 
 def _say_universal_neurons(whole: Results) -> Iterator[Said]:
-    """Says how many neurons have counterparts, beside rotated bases."""
+    """Says how many neurons have counterparts in the mean over the other models, beside rotated bases, and in which
+    model they have fewest."""
+    pairs = _list_table_records(whole, "counterparts by pair of models", "above the threshold")
+    threshold = whole.analyses["universal_neurons"]["options"]["threshold"]
     for row in _list_table_records(whole, "universal neurons", "universal", "neurons"):
-        rotated, excess = row["universal in rotated bases"], row["mean excess correlation"]
+        rotated, excess, model = row["universal in rotated bases"], row["mean excess correlation"], row["model"]
+        shares = {each["other"]: each["above the threshold"] for each in pairs if each["model"] == model}
+        fewest = min(shares, key=lambda other: shares[other], default=None)
+        beside = [] if rotated is None else [f"{_format_percent(rotated)} in rotated bases"]
+        if len(shares) > 1 and fewest is not None:
+            beside.append(f"fewest in {fewest}, {_format_percent(shares[fewest])}")
+        others = fewest if row["others"] == 1 else f"{row['others']} other models, in the mean over them"
         yield (
-            row["model"],
-            f"{row['model']}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in "
-            + (
-                "every other model"
-                if rotated is None
-                else f"every other model ({_format_percent(rotated)} in rotated bases)"
-            )
+            model,
+            f"{model}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart of excess "
+            f"correlation above {threshold:g} in {others}"
+            + (f" ({'; '.join(beside)})" if beside else "")
             + ("" if excess is None else f"; mean excess correlation {excess:.2g}"),
         )
 

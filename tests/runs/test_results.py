@@ -210,6 +210,7 @@ def test_the_colour_range_comes_from_the_card():
     values = np.array([[-0.02, 0.4], [0.5, 1.0]])
     assert choose_colour_range(values, {"bounds": [None, 1.0]}, "values") == (-0.02, 1.0)
     assert choose_colour_range(values, {"bounds": [0.0, 2.0]}, "values") == (0.0, 2.0)
+    assert choose_colour_range(np.array([0.5, 0.9]), {"bounds": [0.3, 1.0]}, "values") == (0.3, 1.0)
     assert choose_colour_range(values, {"bounds": [0.0, None]}, "se") == (0.0, 1.0)
 
 

@@ -12,5 +12,6 @@ COLUMNS = [
 
 OF_SIDES, OF_LATENTS, NORMS = "what a crosscoder says of each side", "latents of a crosscoder", "decoder norms"
 SIDES_COLUMNS = ["side", "model", "layer", "explained", "± explained", "explained shuffled", "rows", "documents"]
-LATENTS_COLUMNS = ["of", "latents", "share", "never active", "active on a row", "in the errors of others"]
+LATENTS_COLUMNS = ["of", "latents", "share", "never active", "active on a row", "in the errors of others",
+                   "from the others' rows", "by chance, at most"]  # fmt: skip
 ALL_SIDES, BETWEEN_SIDES = "all sides", "between"

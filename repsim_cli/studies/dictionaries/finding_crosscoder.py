@@ -14,7 +14,7 @@ from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import CODED, Axis, Curve, Table
-from repsim_cli.studies.dictionaries.columns import ALL_SIDES, LATENTS_COLUMNS, NORMS, OF_LATENTS, OF_SIDES
+from repsim_cli.studies.dictionaries.columns import ALL_SIDES, NORMS, OF_LATENTS, OF_SIDES
 
 BINS = 20
 FOUND = 0.5  # of their strength on their own side: latents that the other sides have too
@@ -27,7 +27,7 @@ class CrosscoderOptions:
 
 
 def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
-    kinds = {row[0]: dict(zip(LATENTS_COLUMNS, row, strict=True)) for row in latents.rows}
+    kinds = {row[0]: dict(zip(latents.columns, row, strict=True)) for row in latents.rows}
     for row in sides.rows:
         side, explained, error, shuffled = row[0], *row[3:6]
         alone = kinds[side]
@@ -45,8 +45,22 @@ def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
     every = kinds[ALL_SIDES]
     yield [
         ALL_SIDES,
-        f"{every['share']:.1%} of the latents have about the same norm on them" + _say_never_active(every),
+        f"{every['share']:.1%} of the latents have about the same norm on them"
+        + _say_never_active(every)
+        + _say_from_others(every),
     ]
+
+
+def _say_from_others(row: Any) -> str:
+    """Says how strongly latents of all sides stand in a side where the code has seen the others alone."""
+    if (share := row.get("from the others' rows")) is None:
+        return ""
+    reach = row["by chance, at most"]
+    doubt = "" if share > reach else "; so their norms show nothing that the sides have in common"
+    return (
+        f"; they stand in the rows of a side {share:.2f} times as strongly when the code reads the others alone "
+        f"(chance at most {reach:.2f}){doubt}"
+    )
 
 
 def _say_never_active(row: Any) -> str:

@@ -32,6 +32,7 @@ from repsim_cli.studies.dictionaries.columns import (
 from repsim_cli.studies.dictionaries.crosscoders import BETWEEN, OF_ALL, Crosscoder, load, tell_whose
 from repsim_cli.studies.dictionaries.formats import Dictionary
 from repsim_cli.studies.dictionaries.formats import load as load_dictionary
+from repsim_cli.studies.dictionaries.other_sides import DRAWS, SharesFromOthers, compute_shares_from_others
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
 from repsim_cli.studies.dictionaries.worth import explain, jackknife
 
@@ -44,13 +45,14 @@ class Said(NamedTuple):
     """What a crosscoder says of rows. left, shuffled: squares that are not said, of each side and row; by a decoder
     whose latents are exchanged. squares: of the distances to the mean row. counts: rows on which each latent is active.
     kept: by side and latent, how much of its direction on each other side's errors, as a share of its own; NaN where it
-    is never active."""
+    is never active. from_others: what `compute_shares_from_others` gives."""
 
     left: Float[np.ndarray, "s n"]
     shuffled: Float[np.ndarray, "s n"]
     squares: Float[np.ndarray, "s n"]
     counts: Int[np.ndarray, " m"]
     kept: Float[np.ndarray, "s m"]
+    from_others: SharesFromOthers
 
 
 @studies.register("crosscoder")
@@ -63,7 +65,9 @@ class CrosscoderStudy(StudyOfRows):
     spread of each side's rows; how many of them are never active. A small norm may be an artefact of the training: for
     latents of one side alone the table has how strongly their directions stand in the errors of the other sides, as a
     share of how strongly they stand in their own rows (Minder et al. 2025): near 0 where the latent is of that side
-    alone, near 1 where the others have it too.
+    alone, near 1 where the others have it too. Equal norms prove nothing common either: for latents of all sides the
+    table has how strongly they stand in the rows of a side where the code has seen those of the others alone, as a
+    share of where it has seen all, the median, and up to where chance brings it: 0 where sides are independent.
 
     path: a folder with one .safetensors file, or the file (`crosscoders.py`); null: one is trained on the rows of three
         quarters of the documents, and measured on the others.
@@ -173,10 +177,11 @@ class CrosscoderStudy(StudyOfRows):
         }
 
     def _costs(self) -> dict[str, Cost]:
-        features = sum(self.extraction.layers[at].width for at in self.places)
+        features, sides = sum(self.extraction.layers[at].width for at in self.places), len(self.places)
+        products = 5 + (2 + DRAWS) * (sides + 2)
         costs = {
             "forward passes": footprint.estimate_passes_cost(self.extraction),
-            "codes": estimate_products(2.0 * 5 * self.most * features * self.latents, self.hardware),
+            "codes": estimate_products(2.0 * products * self.most * features * self.latents, self.hardware),
         }
         if self.given is None:
             seen = self.recipe.steps * self.recipe.batch_size
@@ -280,7 +285,8 @@ def count_latents(said: Said, norms: Float[np.ndarray, "m s"], labels: Sequence[
         count, alive = int(mine.sum()), mine & (said.counts > 0)
         dead = None if not count else 1 - float(alive.sum()) / count
         beyond = float(np.median(said.kept[kind][alive])) if kind >= 0 and alive.any() else None
-        found.append([name, count, count / len(norms), dead, float(said.counts[mine].sum()) / rows, beyond])
+        shared = (said.from_others.find_median(mine) if kind == OF_ALL else None) or (None, None)
+        found.append([name, count, count / len(norms), dead, float(said.counts[mine].sum()) / rows, beyond, *shared])
     return found
 
 
@@ -318,7 +324,8 @@ def say_rows(crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], seed:
             by_others = code @ exchanged[side] + crosscoder.bias[side]
             shuffled[side, start : start + size] = (x - by_others).double().square().sum(1).numpy()
             errors[side] += (code.T @ (x - said)).double()
-    return Said(left, shuffled, squares, counts.numpy(), _find_kept(crosscoder, errors, energy, counts > 0))
+    kept = _find_kept(crosscoder, errors, energy, counts > 0)
+    return Said(left, shuffled, squares, counts.numpy(), kept, compute_shares_from_others(crosscoder, rows, seed, size))
 
 
 def _find_kept(

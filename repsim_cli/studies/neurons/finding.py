@@ -155,7 +155,7 @@ def _draw_excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes.tick_params(labelsize=7)
     draw_light_grid(axes)
     add_legend_beside(axes)
-    set_headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in every other model")
+    set_headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in the other models")
     return figure
 
 

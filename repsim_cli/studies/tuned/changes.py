@@ -26,6 +26,7 @@ TEXTS = ["model", "by", "mean over tokens", "tokens", "text"]
 BEFORE, AFTER, EXCERPT = 10, 5, 30  # tokens of text that are shown
 # why a token has no value
 WITHOUT = {RELATIVE: "a row of zeros in the base has no relative change", COSINE: "a row of zeros has no direction"}
+ROUNDED = {KL: 1e-8, RELATIVE: 1e-6}  # what rows of float32 differ by
 
 
 def compute_row_changes(
@@ -102,8 +103,8 @@ class Texts:
         """A line for each of the tokens that change most, of every model, by each quantity."""
         for label, change in changes.items():
             following = change.get(NEXT)
-            for by, values in measure_token_changes(change):
-                for row in _find_largest_values(values, lambda row: self._begin(row).tobytes(), most):
+            for by, values, least in measure_token_changes(change):
+                for row in _find_largest_values(values, least, lambda row: self._begin(row).tobytes(), most):
                     ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
                     predicted = [None] * 2 if following is None else [self.show([i]) for i in following[:, row]]
@@ -113,12 +114,12 @@ class Texts:
         """A line for each of the sequences that change most on average over their tokens."""
         total = len(self.sequences.ids)
         for label, change in changes.items():
-            for by, values in measure_token_changes(change):
+            for by, values, least in measure_token_changes(change):
                 sequence, values = (x[np.isfinite(values)] for x in (self.sequence, values))
                 counts = np.bincount(sequence, minlength=total)
                 sums = np.bincount(sequence, values, total)
                 means = np.divide(sums, counts, out=np.full(total, -np.inf), where=counts > 0)
-                for number in _find_largest_values(means, lambda number: self._ids(number).tobytes(), most):
+                for number in _find_largest_values(means, least, lambda number: self._ids(number).tobytes(), most):
                     ids = self._ids(number)
                     cut = " ..." if len(ids) > EXCERPT else ""
                     yield [label, by, float(means[number]), int(counts[number]), self.show(ids[:EXCERPT]) + cut]
@@ -153,16 +154,18 @@ def name_bytes(piece: str) -> str:
     return piece
 
 
-def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
-    """Measures by how much every token changes: in its outputs, and in its layers; NaN where no layer has a value."""
+def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray, float]]:
+    """Measures by how much every token changes: in its outputs, and in its layers; NaN where no layer has a value. Last
+    the largest change that may be rounding."""
     if KL in change:
-        yield f"{KL}, nats", change[KL][0].numpy()
-    yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().nanmean(0).numpy()
+        yield f"{KL}, nats", change[KL][0].numpy(), ROUNDED[KL]
+    yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().nanmean(0).numpy(), ROUNDED[RELATIVE]
 
 
-def _find_largest_values(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
-    """Finds the places of the largest finite values; equal values (to three digits) of the same text count once."""
-    order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]))
+def _find_largest_values(values: np.ndarray, least: float, text: Callable[[int], bytes], most: int) -> list[int]:
+    """Finds the places of the largest finite values above the least; equal values (to three digits) of the same text
+    count once."""
+    order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]) and values[i] > least)
     first: dict[Any, int] = {}
     for i in order:
         first.setdefault((f"{values[i]:.3g}", text(i)), i)

@@ -176,6 +176,12 @@ def say_restored_effect(blocks: ChangedBlocks) -> str:
     if not known:
         return ""
     best = max(known, key=lambda block: known[block])
+    if known[best] <= 0:
+        more = _format_range([-value for value in known.values()])
+        return (
+            "no block of the base in place of the model's restores anything of the effect on the next token: each "
+            f"makes it larger, by {more} of it"
+        )
     return (
         f"the base's block in place of the model's restores {_format_range(list(known.values()))} of the effect on the "
         f"next token, most at block {best}"
@@ -309,6 +315,7 @@ def _draw_block_changes(curves: Sequence[Curve]) -> Any:
                 values, marker=marker, linestyle=dashes, color=colour, markersize=3.5, linewidth=1.3, label=label
             )
         panel.set_yscale("log")
+        panel.set_ylim(top=max(panel.get_ylim()[1], 100 * least))
         at = range(0, len(names), -(-len(names) // TICKS))
         panel.set_xticks(at, [names[i] for i in at], fontsize=7)
         panel.set_xlabel(said.replace("resid_post by block", "block"), fontsize=8)

@@ -35,7 +35,6 @@ from repsim_cli.studies.vectors.scores import (
     MAPS_COLUMNS,
     RENEWED,
     VECTOR_MAPS,
-    HeldOut,
     MapScore,
     compute_chance_recall,
     hold_out,
@@ -194,7 +193,7 @@ class VectorMaps(StudyOfRows):
         for layer, values in zip(layers, (x, y), strict=True):
             check_rows_differ(layer, values)
         out = hold_out(x[half.held_out], y[half.held_out], documents[half.held_out])
-        for notice in list_copies(layers, out):
+        for notice in list_copies(layers, (x, y), half.held_out):
             run.warn(notice)
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
@@ -265,14 +264,17 @@ class VectorMaps(StudyOfRows):
         )
 
 
-def list_copies(layers: Sequence[Layer], out: HeldOut) -> Iterator[str]:
-    """Says of which layer so many held-out rows stand twice that neighbours are a matter of their order."""
-    for layer, rows in zip(layers, (out.x, out.y), strict=True):
-        copies = len(rows) - len(np.unique(rows, axis=0))
-        if copies > COPIED * len(rows):
+def list_copies(layers: Sequence[Layer], pair: Sequence[Rows], held_out: Int[np.ndarray, " k"]) -> Iterator[str]:
+    """Says of which layer so many held-out rows stand twice, there or among the fitted rows, that what maps keep of
+    them says little of new rows. pair: all rows of both layers."""
+    for layer, rows in zip(layers, pair, strict=True):
+        _, which, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        copies = int((counts[which.ravel()[held_out]] > 1).sum())
+        if copies > COPIED * len(held_out):
             yield (
-                f"vectors: {copies:,} of {len(rows):,} held-out rows of {layer.name} of '{layer.model}' are copies of "
-                "others, of which none is nearest; drop the copies, or look at the text that is read"
+                f"vectors: {copies:,} of {len(held_out):,} held-out rows of {layer.name} of '{layer.model}' are copies "
+                "of other rows, of which none is nearest and which a map may have seen; drop the copies, or look at "
+                "the text that is read"
             )
 
 

@@ -13,6 +13,7 @@ from repsim_cli.runs.content import CODED
 from repsim_cli.studies.dictionaries.columns import OF_LATENTS, OF_SIDES
 from repsim_cli.studies.dictionaries.crosscoders import BETWEEN, OF_ALL, Crosscoder, load, tell_whose
 from repsim_cli.studies.dictionaries.formats import Dictionary
+from repsim_cli.studies.dictionaries.other_sides import DRAWS, compute_shares_from_others
 from repsim_cli.studies.dictionaries.study_crosscoder import convert_to_crosscoder, say_rows
 
 ROUNDING = 1e-4  # below it a code is none
@@ -102,6 +103,35 @@ def test_latents_that_the_other_side_has_too_stand_in_its_errors():
     found = said.kept[0, FIRST][[0, 1, 2, 4, 5]]
     assert found == pytest.approx(np.ones(5), abs=0.02)
     assert np.abs(said.kept[1, SECOND]).max() < 0.02
+
+
+def test_what_the_other_side_tells_is_nothing_where_the_sides_are_independent():
+    """Latents of both sides have equal norms in either case; against least squares by numpy, latent by latent."""
+    made, rows, _ = planted()
+    shuffled = [rows[0], rows[1][torch.randperm(ROWS, generator=torch.Generator().manual_seed(9))]]
+    for given, shared in ((rows, True), (shuffled, False)):
+        found = compute_shares_from_others(made, given, 0, size=64)
+        again = compute_shares_from_others(made, given, 0, size=ROWS)
+        assert found.values == pytest.approx(again.values, abs=1e-4, nan_ok=True)
+        assert np.abs(found.values[0, FIRST][[0, 1, 2, 4, 5]]).max() < 0.1  # the second side says nothing of these
+        both = tell_whose(made.norms) == OF_ALL
+        median, reach = found.find_median(both)
+        assert median == pytest.approx(np.median(found.values[:, both]))
+        assert (median > reach) == shared
+        assert median > 0.5 if shared else abs(median) < 0.2
+    strengths, generator = [], torch.Generator().manual_seed(0)
+    orders = [torch.randperm(ROWS, generator=generator) for _ in range(DRAWS)]
+    for read in (rows, [rows[0][orders[0]], rows[1]], *([x[order] for x in rows] for order in orders)):
+        code = made.encode(read).double().numpy()
+        left = rows[0].double().numpy() - made.bias[0].double().numpy() - code @ made.decoder[0].double().numpy()
+        own, direction = code[:, 11], made.decoder[0, 11].double().numpy()
+        target = left + np.outer(own, direction)
+        strengths.append(np.linalg.lstsq(np.outer(own, direction).reshape(-1, 1), target.ravel(), rcond=None)[0][0])
+    every, others, *neither = strengths
+    found = compute_shares_from_others(made, rows, 0, size=ROWS)
+    middle = np.mean(neither)
+    assert found.values[0, 11] == pytest.approx((others - middle) / (every - middle), abs=1e-4)
+    assert found.drawn[:, 0, 11] == pytest.approx((np.array(neither) - middle) / (every - middle), abs=1e-4)
 
 
 def test_the_norms_of_a_latent_between():

@@ -24,7 +24,7 @@ from repsim_cli.studies.tuned.blocks import (
     say_why_not_alone,
 )
 from repsim_cli.studies.tuned.changes import Texts, compute_logit_divergences, compute_row_changes, decode
-from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_mean_direction
+from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_mean_direction, say_restored_effect
 from repsim_cli.studies.tuned.models import load_next_token_model
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
@@ -229,6 +229,21 @@ def test_the_sentence():
     assert say_changed_blocks(none, outside).endswith(
         "; outside the blocks embed.weight by 0.25, norm.bias, head.weight by 1 and 1 more"
     )
+
+
+@pytest.mark.parametrize(
+    ("restored", "said"),
+    [
+        ([None, None], ""),
+        ([0.2, 0.75], "the base's block in place of the model's restores 0.2 to 0.75 of the effect on the next token, most at block 1"),
+        ([-0.76, -0.39], "no block of the base in place of the model's restores anything of the effect on the next token: each makes it larger, by 0.39 to 0.76 of it"),
+    ],
+)  # fmt: skip
+def test_what_a_block_of_the_base_restores(restored, said):
+    blocks = ChangedBlocks(
+        own=[1.0, 1.0], carried=[], weights=[1.0, 1.0], rounding=[], above=[0, 1], rounded=[], restored=restored
+    )
+    assert say_restored_effect(blocks) == said
 
 
 def test_tokens_that_are_parts_of_a_character_are_told_apart():

@@ -271,7 +271,7 @@ def test_a_column_may_be_numbered_and_rows_that_stand_twice_are_said(repsim, tmp
     for column, copied in (("0", False), ("1", True)):
         code, _, err = repsim(*fit, column)
         assert code == 0, err
-        assert ("of 'tiny_a' are copies of others" in err) == copied, err
+        assert ("of 'tiny_a' are copies of other" in err) == copied, err
         assert recorded(newest())["tables"][VECTOR_MAPS]["rows"][-1][7:9] == [12, 12]
 
 

@@ -1,0 +1,86 @@
+"""What the rows of the other sides alone tell of a side, latent by latent: near 0 where sides have nothing in common.
+
+The decoder of a latent has a norm on every side even if the sides are independent of each other, since one code stands
+for chance pairings of their rows. So the code is made again with the rows of one side drawn from elsewhere, and its
+latents are held against the rows that this side has.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy.special import stdtrit
+from torch import Tensor
+
+from repsim_cli.studies.dictionaries.crosscoders import Crosscoder
+
+DRAWS = 8  # of rows of elsewhere
+LEVEL = 0.01  # of chance
+
+
+class SharesFromOthers(NamedTuple):
+    """values: by side and latent; NaN where it is never active. drawn: what they are where the code has seen rows of
+    elsewhere alone, draw by draw."""
+
+    values: Float[np.ndarray, "s m"]
+    drawn: Float[np.ndarray, "k s m"]
+
+    def find_median(self, latents: Bool[np.ndarray, " m"]) -> tuple[float, float] | None:
+        """Finds the median over some latents and all sides, and up to where chance brings it."""
+        if not np.isfinite(self.values[:, latents]).any():
+            return None
+        drawn = [float(np.nanmedian(each[:, latents])) for each in self.drawn]
+        reach = stdtrit(len(drawn) - 1, 1 - LEVEL) * np.std(drawn, ddof=1) * np.sqrt(1 + 1 / len(drawn))
+        return float(np.nanmedian(self.values[:, latents])), float(np.mean(drawn) + reach)
+
+
+def compute_shares_from_others(
+    crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], seed: int, size: int
+) -> SharesFromOthers:
+    """Computes by side and latent how strongly it stands in the rows of the side where the code has seen those of the
+    other sides alone, as a share of where it has seen all: 0 where it has seen rows of elsewhere alone, in the mean of
+    DRAWS pairings.
+
+    A latent stands in rows as strongly as the least squares of the rows, less what all other latents say of them, by
+    its code times its direction on that side.
+
+    rows: of every side, paired.
+    size: how many rows are read at a time.
+    """
+    sides, generator = range(len(rows)), torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(rows[0]), generator=generator) for _ in range(DRAWS)]
+    values, drawn = [], []
+    for side, own in enumerate(rows):
+
+        def measure(paired: Sequence[bool], order: Tensor, side: int = side, own: Tensor = own) -> Float[Tensor, " m"]:
+            return _measure_strengths(crosscoder, side, own, [*zip(rows, paired, strict=True)], order, size)
+
+        every, others = measure([True for _ in sides], orders[0]), measure([at != side for at in sides], orders[0])
+        neither = torch.stack([measure([False for _ in sides], order) for order in orders])
+        middle = neither.mean(0)
+        values.append((others - middle) / (every - middle))
+        drawn.append((neither - middle) / (every - middle))
+    found = SharesFromOthers(torch.stack(values).numpy(), torch.stack(drawn, 1).numpy())
+    return SharesFromOthers(*(np.where(np.isfinite(each), each, np.nan) for each in found))
+
+
+def _measure_strengths(
+    crosscoder: Crosscoder,
+    side: int,
+    own: Float[Tensor, "n d"],
+    read: Sequence[tuple[Float[Tensor, "n d"], bool]],
+    order: Tensor,
+    size: int,
+) -> Float[Tensor, " m"]:
+    """read: the rows of every side that the code is of, and whether they are paired with those of `own`."""
+    direction = crosscoder.decoder[side]
+    along, energy = torch.zeros(2, crosscoder.width, dtype=torch.float64)
+    for start in range(0, len(own), size):
+        some = slice(start, start + size)
+        code = crosscoder.encode([x[some] if paired else x[order[some]] for x, paired in read])
+        left = own[some] - (code @ direction + crosscoder.bias[side])
+        along += (code * (left @ direction.T)).double().sum(0)
+        energy += code.double().square().sum(0)
+    return along / (energy * direction.double().square().sum(1)) + 1
