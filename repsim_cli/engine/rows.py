@@ -30,7 +30,7 @@ from repsim_cli.engine.same_layers import SameLayers
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.cache import Entry
-from repsim_cli.runs.content import SAME, Table
+from repsim_cli.runs.content import Table
 from repsim_cli.runs.results import Progress, Run
 
 Look = Callable[[Iterator[RowBlock], Remedies], Iterator[RowBlock]]
@@ -154,8 +154,8 @@ class Rows:
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """The diagnostics of these layers, and their features that are left out."""
         diagnostics = {} if self.diagnosis is None else self.diagnosis.tables(layers)
-        same = None if self.same is None else self.same.table()
-        return diagnostics | self.remedies.tables(layers) | ({} if same is None else {SAME: same})
+        same = {} if self.same is None else self.same.tables()
+        return diagnostics | self.remedies.tables(layers) | same
 
 
 def make_diagnosis(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:

@@ -14,7 +14,7 @@ from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.plain import join_into_ranges, name_blocks
 from repsim_cli.models.precision import UNIT
-from repsim_cli.runs.content import Table
+from repsim_cli.runs.content import COPIES, SAME, Table
 
 ROUNDINGS = 20  # times the square root of the depth: what rounding may have grown to
 UNRELATED = 0.5  # of the norm, by which the first layers of models that have something in common differ at most
@@ -169,6 +169,11 @@ class ModelPair:
                 pair.add(rows[a], rows[b].to(rows[a].device), alike)
             alike = alike and pair.true != []
 
+    @property
+    def is_copy(self) -> bool:
+        """Tells whether one model is the other, to rounding, a factor or an offset."""
+        return not self.twice and all(pair.true for pair in self.layers)
+
     def sentence(self, first: str, second: str, rows: int, alone: bool) -> str:
         """Says what the two have in common; empty where it is nothing. alone: they are all models of the run."""
         if all(pair.is_equal for pair in self.layers):
@@ -222,11 +227,14 @@ class SameLayers:
             layers = [LayerBeside(ROUNDINGS * unit * (number + 1) ** 0.5, unit) for number in range(count)]
             yield (x.label, y.label), ModelPair(names, places, layers, twice)
 
-    def table(self) -> Table | None:
-        """Makes the table of who and what; None where no two models have anything in common."""
+    def tables(self) -> dict[str, Table]:
+        """Makes the table of who and what, and that of models all of whose layers are the same; none where no two
+        models have anything in common."""
         said = {pair: of.sentence(*pair, self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
         rows = [[f"{a} beside {b}", what] for (a, b), what in said.items() if what]
-        return Table(columns=["models", "the same layers"], rows=rows) if rows else None
+        copies = [[*pair] for pair, of in self.pairs.items() if of.is_copy]
+        found = {SAME: Table(columns=["models", "the same layers"], rows=rows)} if rows else {}
+        return found | ({COPIES: Table(columns=["model", "other"], rows=copies)} if copies else {})
 
 
 def _list_layer_widths(layers: Sequence[Layer]) -> list[tuple[str, int]]:

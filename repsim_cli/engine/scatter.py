@@ -21,7 +21,7 @@ NEIGHBOURS = (
     1.5  # times the scatter by own rows: 1.3 to 1.7 times in simulations of 180 to 600 rows, 30 to 180 documents
 )
 MOST = 10_000  # rows, whose cells are computed once more
-LAYERS = 3  # whose values say how far all scatter
+LAYERS = 4  # whose values say how far all scatter
 SCATTER = "scatter"  # the name of that
 
 
@@ -72,32 +72,35 @@ def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
 
 def measure_scatter(measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray) -> dict[str, Tensor]:
     """Measures how far values of layers lie apart by the clusters that were drawn: the standard error of the difference
-    of two values of the same rows over the square root of two, the median over pairs of a few layers; of measures that
-    are normalised inner products or means over rows, else empty, and where there are no two such values, or too many
-    rows for all cells of inner products.
+    of two values of the same rows over the square root of two, the median over values of a few layers, without those
+    that share a layer where there are others, since these differ less; of measures that are normalised inner products
+    or means over rows, else empty, and where there are no two such values, or too many rows for all cells of inner
+    products.
 
     Of means over rows what a cluster does as neighbours of others' rows is not measured: NEIGHBOURS stands for it.
     """
+    layers = np.unique(np.linspace(0, len(values) - 1, LAYERS).round().astype(int))
+    pairs = list(combinations(range(len(layers)), 2))
     if isinstance(prepared, PreparedProducts):
         if not is_cosine(measure) or prepared.rows > MOST:
             return {}
-        layers = np.unique(np.linspace(0, len(values) - 1, LAYERS).round().astype(int))
         states = {prepared.measure.row: [prepared.states[prepared.measure.row][layer] for layer in layers]}
         some = replace(prepared, states=states, norms=prepared.norms[layers])
         influence = compute_influence(some, values[layers][:, layers], clusters)
-        influences = [influence[:, a, b] for a, b in combinations(range(len(layers)), 2)]
+        influences = [influence[:, a, b] for a, b in pairs]
     else:
         if (of_rows := prepared.measure.of_rows) is None:
             return {}
-        layers = np.unique(np.linspace(0, len(values) - 1, 1 + LAYERS).round().astype(int))
         _, ids = np.unique(clusters, return_inverse=True)
         of, influences = torch.from_numpy(ids), list[Tensor]()
-        for a, b in combinations(layers.tolist(), 2):
-            rows = of_rows([prepared.states[a]], [prepared.states[b]])[0, 0].double().cpu()
+        for a, b in pairs:
+            rows = of_rows([prepared.states[layers[a]]], [prepared.states[layers[b]]])[0, 0].double().cpu()
             rows = NEIGHBOURS * (rows - rows.mean())
             influences.append(rows.new_zeros(int(of.max()) + 1).index_add_(0, of, rows) / len(rows))
-    known = [influence for influence in influences if influence.isfinite().all()]
-    if len(known) < 2 or (count := len(known[0])) < 2:
+    known = {pair: each for pair, each in zip(pairs, influences, strict=True) if each.isfinite().all()}
+    beside = list(combinations(known, 2))
+    apart = [(a, b) for a, b in beside if not {*a} & {*b}] or beside
+    if not apart or (count := len(influences[0])) < 2:
         return {}
-    squares = torch.stack([(a - b).square().sum() for a, b in combinations(known, 2)])
+    squares = torch.stack([(known[a] - known[b]).square().sum() for a, b in apart])
     return {SCATTER: (squares.median() * count / (count - 1) / 2).sqrt()}

@@ -101,7 +101,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
                 part = Part() if given is None else find_analysis_card(name).compute(given, settings, tested)
             except BadInput as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
-            verdicts = note_short(refuse_fresh(part.claims, finished, tested), finished, tested)
+            verdicts = note_short(refuse_units(part.claims, finished, tested), finished, tested)
             part = dataclasses.replace(part, claims=verdicts)
             for warning in part.warnings:
                 run.warn(warning)
@@ -112,17 +112,17 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     return whole
 
 
-def refuse_fresh(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
-    """Gives the verdicts; where all models of a run are untrained, claims on trained ones cannot be tested here."""
-    by_name = {claim.name: claim for claim in claims if claim.unit != "fact"}
-    if not run.models or run.untrained < run.models.keys():
-        return list(verdicts)
-    return [
-        by_name[each.name].untestable(each.measure, "needs trained models, got untrained ones")
-        if each.name in by_name
-        else each
-        for each in verdicts
-    ]
+def refuse_units(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
+    """Gives the verdicts; claims over models cannot be tested where all models of a run are untrained, or some are
+    copies of each other, which are no independent units."""
+    why = ""
+    if run.models and run.untrained >= run.models.keys():
+        why = "needs trained models, got untrained ones"
+    elif run.copies:
+        named = "; ".join(f"{', '.join(group[:-1])} and {group[-1]}" for group in run.copies)
+        why = f"needs models that are independent, got copies: {named}; keep one of them"
+    by_name = {claim.name: claim for claim in claims if claim.unit != "fact"} if why else {}
+    return [by_name[each.name].untestable(each.measure, why) if each.name in by_name else each for each in verdicts]
 
 
 def note_short(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:

@@ -17,7 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.figures.colours import choose_colour_range
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, read_facts
+from repsim_cli.runs.content import COPIES, Curve, Facts, Matrix, Measured, Results, Table, Verdict, read_facts
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
 FEW = 3  # models up to which each has figures of its own in the overview
@@ -97,6 +97,26 @@ class Finished:
         """The models with fresh weights, on which no claim about what training makes can rest."""
         return frozenset(label for label, about in self.models.items() if not about.trained)
 
+    @cached_property
+    def copies(self) -> list[list[str]]:
+        """The models that are one: by what was loaded, or by all layers that were compared, to rounding, a factor or an
+        offset. Without those that were trained here, whose seeds and parts are what a study makes them."""
+        given = [label for label, about in self.models.items() if not about.training]
+        found = {label: {label} for label in given}
+        loaded: dict[str, str] = {}
+        pairs = list(self.results.tables[COPIES].rows) if COPIES in self.results.tables else []
+        for label in given:
+            identity = self.manifest.get("models", {}).get(label, {})
+            if self.models[label].kind == "live" and identity.get("weights_hash"):
+                same = repr(sorted((key, str(value)) for key, value in identity.items() if key not in WHENCE))
+                pairs.append([loaded.setdefault(same, label), label])
+        for first, second in pairs:
+            if first in found and second in found and found[first] is not found[second]:
+                found[first] |= found[second]
+                found |= dict.fromkeys(found[first], found[first])
+        groups = {id(group): [label for label in given if label in group] for group in found.values() if len(group) > 1}
+        return list(groups.values())
+
     @property
     def trained(self) -> dict[str, list[str]]:
         """The models by how they were trained here, where that tells models apart: seeds of one recipe."""
@@ -152,6 +172,9 @@ class Finished:
         names = [name for of_model in layers.values() for name in of_model]
         widths = [width for model in layers for width in self.models[model].widths]
         return LayerMap(measured, values, names, widths, places)
+
+
+WHENCE = ("source", "revision", "commit")  # of what was loaded: the same weights may lie in several places
 
 
 @dataclass(frozen=True, kw_only=True)

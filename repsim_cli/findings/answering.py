@@ -1,5 +1,6 @@
 """Which layer answers to which: of each layer of a model the closest layer of another, and what two models come to."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -7,11 +8,12 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.figures.heatmap import name_by_block
+from repsim_cli.findings.extremes import find_width
 from repsim_cli.runs.content import CHANCE, Matrix, Measured
 
 COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
 EQUAL = 0.02  # of the largest value: what counts as no change with depth
-SCATTER = 4.0  # standard deviations: six normal values of one mean lie further apart in 5 of 100 cases
+SCATTER = 4.0  # standard deviations, at least, by which values of several layers differ
 FINER = 3  # decimals more than a map needs, at most, to show that two values differ
 MORE, LESS = "more alike with depth", "less alike with depth"
 EVERYWHERE = "about as alike at every depth"
@@ -157,12 +159,16 @@ def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
 
 
 def find_least_change(values: Sequence[float] | np.ndarray, noise: float | None = None) -> float:
-    """The least difference of values that counts: beyond their noise, where it is known, and 2 % of the largest.
+    """The least difference of values of layers that counts: 2 % of the largest, and beyond their noise, where it is
+    known, by so much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
 
     >>> find_least_change([0.5, -1.0]), find_least_change([0.5, 1.0], noise=0.1)
     (0.02, 0.4)
+    >>> round(find_least_change([1.0] * 33, noise=0.1), 2)
+    0.57
     """
-    return max(EQUAL * float(np.nanmax(np.abs(values), initial=0.0)), SCATTER * (noise or 0.0))
+    scatter = max(SCATTER, math.sqrt(2) * find_width(len(values))) * (noise or 0.0)
+    return max(EQUAL * float(np.nanmax(np.abs(values), initial=0.0)), scatter)
 
 
 def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | None = None) -> str:

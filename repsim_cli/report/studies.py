@@ -207,7 +207,7 @@ def _verify(whole: Results) -> Iterator[Said]:
 def _say_tuned(whole: Results) -> Iterator[Said]:
     """Says on which tokens the outputs change most."""
     for (model, by), rows in groupby(
-        _list_table_records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
+        _list_table_records(whole, "tokens that change most", "value"), key=lambda row: (row["model"], row["by"])
     ):
         most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in [*rows][:MOST])
         yield model, f"{model}: the tokens that change most, by {by}: {most}"
@@ -217,7 +217,8 @@ def _say_universal_neurons(whole: Results) -> Iterator[Said]:
     """Says how many neurons have counterparts in the mean over the other models, beside rotated bases, and in which
     model they have fewest."""
     pairs = _list_table_records(whole, "counterparts by pair of models", "above the threshold")
-    threshold = whole.analyses["universal_neurons"]["options"]["threshold"]
+    threshold = whole.analyses.get("universal_neurons", {}).get("options", {}).get("threshold")
+    excess_of = "" if threshold is None else f" of excess correlation above {threshold:g}"
     for row in _list_table_records(whole, "universal neurons", "universal", "neurons"):
         rotated, excess, model = row["universal in rotated bases"], row["mean excess correlation"], row["model"]
         shares = {each["other"]: each["above the threshold"] for each in pairs if each["model"] == model}
@@ -225,11 +226,11 @@ def _say_universal_neurons(whole: Results) -> Iterator[Said]:
         beside = [] if rotated is None else [f"{_format_percent(rotated)} in rotated bases"]
         if len(shares) > 1 and fewest is not None:
             beside.append(f"fewest in {fewest}, {_format_percent(shares[fewest])}")
-        others = fewest if row["others"] == 1 else f"{row['others']} other models, in the mean over them"
+        others = fewest if len(shares) == 1 else "the other models, in the mean over them"
         yield (
             model,
-            f"{model}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart of excess "
-            f"correlation above {threshold:g} in {others}"
+            f"{model}: {_format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart{excess_of} "
+            f"in {others}"
             + (f" ({'; '.join(beside)})" if beside else "")
             + ("" if excess is None else f"; mean excess correlation {excess:.2g}"),
         )

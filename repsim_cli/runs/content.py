@@ -33,6 +33,7 @@ ACCURACY = "accuracy"  # of outputs: the table of each model's, with its error
 REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
 CODED = "what a crosscoder has of each side"
 IDENTICAL = "identical checkpoints"  # of a training
+COPIES = "models that are copies"  # the table of two models each, whose compared layers are the same in some way
 ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST, CODED, DIFFER, REACHED)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"

@@ -1,5 +1,6 @@
 """The same layer of two models: what is equal, what is equal to rounding, and where two models first differ."""
 
+import itertools
 import shutil
 
 import pytest
@@ -12,12 +13,19 @@ from repsim_cli.activations.rows import RowBlock
 from repsim_cli.engine.same_layers import SameLayers, choose_ordered_layers, measure_difference
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.source import Precomputed
+from repsim_cli.runs.content import COPIES, SAME
 
 NAMES = [f"resid_post@{block}" for block in range(4)]
 
 
-def said(*models, names=NAMES, dtype="float32", blocks=2, twice=False):
-    """The sentences about these models; each is the rows of its layers. twice: it is one model, on several texts."""
+def said(*models, **how):
+    """The sentences about these models."""
+    tables = compared(*models, **how)
+    return dict(tables[SAME].rows) if SAME in tables else {}
+
+
+def compared(*models, names=NAMES, dtype="float32", blocks=2, twice=False):
+    """The tables about these models; each is the rows of its layers. twice: it is one model, on several texts."""
     sources = [Precomputed(names=names, rows=8, widths=[5] * len(names), read=None, identity=None) for _ in models]
     readings = [
         Reading(
@@ -36,8 +44,7 @@ def said(*models, names=NAMES, dtype="float32", blocks=2, twice=False):
     )
     for _ in same.watch(stream):
         pass
-    table = same.table()
-    return {} if table is None else dict(table.rows)
+    return same.tables()
 
 
 @pytest.fixture
@@ -57,6 +64,13 @@ def changed(rows, layer, by, at=slice(None)):
     other = rows.clone()
     other[layer:, at] += by * rows[layer:, at].norm(dim=-1, keepdim=True) * torch.eye(5)[0]
     return other
+
+
+def test_copies_are_listed_whatever_makes_them_so(rows):
+    turned = rows + 0.1 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
+    tables = compared(rows, rows.clone(), 2 * rows, rows.bfloat16().float(), turned, changed(rows, 3, 0.03))
+    assert tables[COPIES].rows == [[a, b] for a, b in itertools.combinations("abcd", 2) if {a, b} != {"c", "d"}]
+    assert COPIES not in compared(rows, rows, twice=True)
 
 
 def test_identical_to_rounding_and_different(rows):

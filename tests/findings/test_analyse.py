@@ -13,11 +13,11 @@ from helpers.small_run import SMALL
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, Degenerate
 from repsim_cli.cli.claims import make_claims_table
-from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_card, note_short, refuse_fresh
+from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_card, note_short, refuse_units
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader, results
-from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Results
+from repsim_cli.runs.content import BY_BLOCK, COPIES, END_TO_END, Results, Table
 from repsim_cli.studies.stitching.finding_penalties import Penalties, penalties
 
 
@@ -270,8 +270,40 @@ def test_claims_on_trained_models_are_not_tested_on_untrained_ones(fresh, refuse
     assert run.untrained == {*fresh}
     claims = find_claims(["dimension_peaks_inside", "pythia_2_8b_has_a_small_head"])
     given = [replace(claim.untestable("layers", ""), verdict="holds", p=0.01) for claim in claims]
-    of_models, fact = refuse_fresh(given, run, claims)
+    of_models, fact = refuse_units(given, run, claims)
     assert fact == given[1]  # read from the shape alone
     assert of_models.verdict == (UNTESTABLE if refused else "holds")
     assert of_models.why == ("needs trained models, got untrained ones" if refused else "")
     assert of_models.p == (None if refused else 0.01)
+
+
+@pytest.mark.parametrize(
+    ("beside", "named"),
+    [
+        ({}, ""),
+        ({"b": {"weights_hash": "1", "source": "elsewhere"}}, "a and b"),
+        ({"b": {"weights_hash": "1", "adapter": "x"}}, ""),
+        ({"b": {"weights_hash": "1"}, "e": {"weights_hash": "4"}}, "a and b; d and e"),
+        ({"table": [["a", "b"], ["b", "c"]]}, "a, b and c"),
+        ({"table": [["a", "seed"]], "seed": {"weights_hash": "1"}}, ""),
+    ],
+)
+def test_claims_are_not_tested_on_copies(beside, named, tmp_path):
+    """By what was loaded or by all layers; seeds that a study trains are what it makes them."""
+    facts = {
+        label: {"kind": "live", "family": "", "layers": [], "widths": [], "training": "t" if label == "seed" else ""}
+        for label in (*"abcde", "seed")
+    }
+    identities = {label: {"weights_hash": str(i), "source": label} for i, label in enumerate(facts, 1)} | beside
+    tables = {COPIES: Table(columns=["model", "other"], rows=beside["table"])} if "table" in beside else {}
+    run = Finished(
+        folder=tmp_path, manifest={"facts": facts, "models": identities}, results=Results(study="layers", tables=tables)
+    )
+    claims = find_claims(["dimension_peaks_inside", "pythia_2_8b_has_a_small_head"])
+    given = [replace(claim.untestable("layers", ""), verdict="holds", p=0.01) for claim in claims]
+    of_models, fact = refuse_units(given, run, claims)
+    assert fact == given[1]
+    assert of_models.verdict == (UNTESTABLE if named else "holds")
+    assert of_models.why == (
+        f"needs models that are independent, got copies: {named}; keep one of them" if named else ""
+    )
