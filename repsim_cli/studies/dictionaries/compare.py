@@ -105,7 +105,7 @@ def draw_random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, T
 
 class Spaces(NamedTuple):
     """pairs: of features, by activation correlation. correlation: its mean over them. By measure: its value, and those
-    under random pairings."""
+    under random pairings of the rows."""
 
     pairs: int
     correlation: float
@@ -124,26 +124,39 @@ def correlate(a: Float[Tensor, "n m"], b: Float[Tensor, "n l"]) -> Float[np.ndar
 
 
 def compare_feature_spaces(
-    codes: tuple[Tensor, Tensor], decoders: tuple[Tensor, Tensor], *, least: float, pairings: int, seed: int
+    codes: tuple[Tensor, Tensor],
+    decoders: tuple[Tensor, Tensor],
+    *,
+    least: float,
+    orders: Sequence[Int[np.ndarray, " n"]],
 ) -> Spaces | None:
     """Features paired one to one by the correlation of their activations, of those at least `least`; the similarity of
-    the paired decoder rows, and that under random pairings. None where fewer than four pairs are left."""
-    values = correlate(*codes)
-    rows, columns = match_one_to_one(values)
-    kept = values[rows, columns] >= least
-    rows, columns = rows[kept], columns[kept]
-    if len(rows) < LEAST_PAIRS:
+    the paired decoder rows, and that under random pairings of the rows. None where fewer than four pairs are left.
+
+    Features that correlate by chance have decoder rows that follow the same chance, so that random pairings of features
+    are no null: under each order of the rows of the second model features are paired anew, and as many pairs are kept.
+
+    orders: of the rows of the second model.
+    """
+
+    def pair(order: Int[np.ndarray, " n"] | None, count: int | None) -> tuple[float, np.ndarray, np.ndarray]:
+        values = correlate(codes[0], codes[1] if order is None else codes[1][torch.from_numpy(order)])
+        rows, columns = match_one_to_one(values)
+        found = values[rows, columns]
+        kept = np.argsort(-found, kind="stable")[: int((found >= least).sum()) if count is None else count]
+        return float(found[kept].mean()) if len(kept) else 0.0, rows[kept], columns[kept]
+
+    def measure(rows: np.ndarray, columns: np.ndarray) -> dict[str, float]:
+        x, y = decoders[0][torch.from_numpy(rows)].cpu(), decoders[1][torch.from_numpy(columns)].cpu()
+        return {name: bound(x, y) for name, bound in bounds.items()}
+
+    correlation, *paired = pair(None, None)
+    count = len(paired[0])
+    if count < LEAST_PAIRS:
         return None
-    x, y = decoders[0][torch.from_numpy(rows)].cpu(), decoders[1][torch.from_numpy(columns)].cpu()
-    rng = np.random.default_rng(seed)
-    orders = [torch.from_numpy(rng.permutation(len(rows))) for _ in range(pairings)]
-    bound = {name: measures.get(name) for name in MEASURES}
-    return Spaces(
-        len(rows),
-        float(values[rows, columns].mean()),
-        {name: measure(x, y) for name, measure in bound.items()},
-        {name: np.array([measure(x, y[order]) for order in orders]) for name, measure in bound.items()},
-    )
+    bounds = {name: measures.get(name) for name in MEASURES}
+    values, null = measure(*paired), [measure(*pair(order, count)[1:]) for order in orders]
+    return Spaces(count, correlation, values, {name: np.array([each[name] for each in null]) for name in MEASURES})
 
 
 # ---- cross-reconstruction ----

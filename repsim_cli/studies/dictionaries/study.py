@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
+from jaxtyping import Int
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
@@ -17,8 +18,9 @@ from repsim_cli.base.settings import Medium, Share, Tries
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_products
 from repsim_cli.engine.estimates import Notices, file_warnings
+from repsim_cli.engine.exchanges import draw_document_orders
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
@@ -77,8 +79,9 @@ class Features(StudyOfRows):
 
     Within a layer: which latents two seeds share, by matching decoder and encoder directions one to one (Paulo and
     Belrose 2025). Between layers of different models: features paired by the correlation of their activations, and the
-    similarity of the paired decoder rows against random pairings (Lan et al. 2024). Between models: one code with an
-    encoder and a decoder for each (Thasarathan et al. 2025), and how well the code of each reconstructs each other.
+    similarity of the paired decoder rows (Lan et al. 2024) against random pairings of documents, under each of which
+    features are paired anew: those that correlate by chance are alike by the same chance. Between models: one code with
+    an encoder and a decoder for each (Thasarathan et al. 2025), and how well the code of each reconstructs each other.
     Nine tenths of the rows are trained on. Dictionaries are kept in the cache.
 
     recipe: how dictionaries are trained.
@@ -86,7 +89,7 @@ class Features(StudyOfRows):
     dictionaries: {NAME: {path: FOLDER, model: LABEL, layer: NAME}}: further ones, which are read.
     universal: train one dictionary of all models for each layer too; the models' layers are taken in order.
     least_correlation: features are paired if their activations correlate by at least this.
-    pairings: how many random pairings are drawn.
+    pairings: how many random pairings of documents are drawn.
     absolute: match directions by absolute cosine; published are signed ones.
     Example: repsim run study=features model=[tiny_a,tiny_b] measure=[] extract.layers=[2] extract.estimate=full
         options.recipe.steps=200
@@ -219,7 +222,14 @@ class Features(StudyOfRows):
         return {
             "forward passes": footprint.estimate_passes_cost(self.extraction),
             "training": estimate_dictionaries_cost(self._features, self.recipe.width, seen, self.hardware),
+            "feature spaces": estimate_products(
+                2.0 * self._count_pairs() * (1 + self.pairings) * self.most * self._widest**2, self.hardware
+            ),
         }
+
+    def _count_pairs(self) -> int:
+        """Counts the pairs of layers of different models."""
+        return sum(a.model != b.model for a, b in combinations(self.layers, 2))
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
@@ -246,7 +256,8 @@ class Features(StudyOfRows):
         with run.stage("shared latents"):
             matrices = dict(pair for layer, ones in known.items() for pair in self._match_shared(run, layer, ones))
         with run.stage("feature spaces"):
-            if pairs := list(self._spaces(run, known, rows)):
+            orders = list(draw_document_orders(extraction.find_documents(sequences), self.pairings, self.seed))
+            if pairs := list(self._spaces(run, known, rows, orders)):
                 tables[SPACES] = Table(columns=PAIRED, rows=pairs)
         if self.universal:
             with run.stage("universal dictionaries"):
@@ -303,8 +314,15 @@ class Features(StudyOfRows):
                 ),
             )
 
-    def _spaces(self, run: Run, known: Mapping[Layer, Sequence[Known]], rows: Mapping[Layer, Tensor]) -> Any:
-        """A row for every two layers of different models, of the first dictionary of each."""
+    def _spaces(
+        self,
+        run: Run,
+        known: Mapping[Layer, Sequence[Known]],
+        rows: Mapping[Layer, Tensor],
+        orders: Sequence[Int[np.ndarray, " n"]],
+    ) -> Any:
+        """A row for every two layers of different models, of the first dictionary of each. orders: of the rows of
+        one of the two, as of random pairings."""
         firsts = {layer: ones[0].dictionary for layer, ones in known.items() if ones}
         if len({layer.model for layer in firsts}) < 2:
             return
@@ -317,8 +335,7 @@ class Features(StudyOfRows):
                     (codes[a], codes[b]),
                     (firsts[a].decoder, firsts[b].decoder),
                     least=self.least_correlation,
-                    pairings=self.pairings,
-                    seed=self.seed,
+                    orders=orders,
                 )
             if compared is None:
                 run.warn(f"{a} and {b}: too few features correlate by {self.least_correlation}; they are left out")

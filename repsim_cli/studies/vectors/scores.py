@@ -1,12 +1,13 @@
 """What a map keeps, on rows that it was not fitted on: each score with an interval over documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
+from repsim_cli.engine.exchanges import draw_document_orders
 from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.studies.vectors.fits import From, Rows, To
 
@@ -116,7 +117,7 @@ def compute_chance_recall(given: HeldOut, stores: Sequence[Rows]) -> dict[str, M
     of = np.unique(given.documents, return_inverse=True)[1]
     others = len(of) - np.bincount(of)[of]
     found = [retrieve_nearest(given.y, store, given.documents) for store in stores]
-    pairings = [*draw_pairings(of)]
+    pairings = [*draw_document_orders(of, PAIRINGS, 0)]
     made = {}
     for name, truth in (("old", given.old), ("new", given.new)):
         for at in AT:
@@ -126,16 +127,6 @@ def compute_chance_recall(given: HeldOut, stores: Sequence[Rows]) -> dict[str, M
             middle = float(drawn.mean()) - value  # a random row may be of the same document, which truth leaves out
             made[f"recall@{at} of {name} neighbours"] = MapScore(value, max(low - middle, 0.0), min(high - middle, 1.0))
     return made
-
-
-def draw_pairings(of: Int[np.ndarray, " n"]) -> Iterator[Int[np.ndarray, " n"]]:
-    """Draws PAIRINGS times for each row another, with the rows of a document, numbered by `of`, together."""
-    generator, sides = np.random.default_rng(0), np.argsort(of, kind="stable")
-    ends = np.split(sides, np.cumsum(np.bincount(of))[:-1])
-    for _ in range(PAIRINGS):
-        to = np.empty_like(sides)
-        to[sides] = np.concatenate([ends[document] for document in generator.permutation(len(ends))])
-        yield to
 
 
 def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, MapScore]:

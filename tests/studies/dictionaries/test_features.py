@@ -11,6 +11,7 @@ from helpers.recorded import recorded
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.engine.exchanges import draw_document_orders
 from repsim_cli.studies.dictionaries.compare import (
     compare_feature_spaces,
     correlate,
@@ -86,9 +87,9 @@ def test_spaces_of_paired_features():
     """Decoders that are equal up to scale and to the order of latents and features; and decoders that are unrelated."""
     made = torch.Generator().manual_seed(0)
     code, decoder = torch.rand(500, 30, generator=made) * (torch.rand(500, 30, generator=made) < 0.2), unit(30, 8, 1)
-    order = torch.randperm(30, generator=made)
+    order, orders = torch.randperm(30, generator=made), list(draw_document_orders(np.arange(500), 49, 0))
     for other, alike in ((2 * decoder.flip(1)[order], True), (unit(30, 8, 5), False)):
-        found = compare_feature_spaces((code, code[:, order]), (decoder, other), least=0.5, pairings=49, seed=0)
+        found = compare_feature_spaces((code, code[:, order]), (decoder, other), least=0.5, orders=orders)
         assert found is not None
         assert (found.pairs, found.correlation) == (30, pytest.approx(1, abs=1e-5))
         for name in ("svcca", "rsa"):
@@ -97,7 +98,23 @@ def test_spaces_of_paired_features():
             assert (found.null[name] < found.values[name]).all() or not alike
         assert abs(found.null["rsa"].mean()) < 0.1
     noise = torch.rand(500, 30, generator=made)
-    assert compare_feature_spaces((code, noise), (decoder, decoder), least=0.5, pairings=9, seed=0) is None
+    assert compare_feature_spaces((code, noise), (decoder, decoder), least=0.5, orders=orders[:9]) is None
+
+
+def test_features_that_correlate_by_chance_are_no_common_space():
+    """Of unrelated models with few rows, where RSA of features that are paired at random would be below in nine of
+    ten."""
+    found = []
+    for draw in range(60):
+        made = torch.Generator().manual_seed(draw)
+        rows, decoders = torch.randn(2, 150, 12, generator=made), (unit(32, 12, draw), unit(32, 12, 1000 + draw))
+        codes = [torch.relu(x @ decoder.T - 0.5) for x, decoder in zip(rows, decoders, strict=True)]
+        orders = list(draw_document_orders(np.arange(150), 19, draw))
+        spaces = compare_feature_spaces(tuple(codes), decoders, least=0.1, orders=orders)
+        found.append([(1 + (spaces.null[name] >= spaces.values[name]).sum()) / 20 for name in ("svcca", "rsa")])
+    for p in np.array(found).T:
+        assert (p <= 0.05).mean() <= 0.12
+        assert 0.35 < p.mean() < 0.65
     assert match_one_to_one(np.array([[0.0, 1.0], [0.9, 0.95]]))[1].tolist() == [1, 0]
 
 
