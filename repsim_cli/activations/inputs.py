@@ -79,7 +79,7 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
         return by_label
     first, *others = by_label or [""]
     for label in others:
-        if _have_different_vocabularies(by_label[first], by_label[label]):
+        if have_different_vocabularies(by_label[first], by_label[label]):
             raise _explain_other_tokenizer(first, label, OTHER[data.modality])
     return by_label
 
@@ -103,7 +103,7 @@ def try_sequences(
 def share_tokens(live: Mapping[str, Source]) -> bool:
     """Tells whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
     first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
-    return not any(_have_different_vocabularies(first, other) for other in others)
+    return not any(have_different_vocabularies(first, other) for other in others)
 
 
 def make_sequences(
@@ -364,7 +364,7 @@ def _identify_tokenizer(tokenizer: Any) -> Any:
     return (template, tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else None
 
 
-def _have_different_vocabularies(a: Any, b: Any) -> bool:
+def have_different_vocabularies(a: Any, b: Any) -> bool:
     """Tells whether two tokenizers have different vocabularies.
 
     Published models are compared in a dry run by the names of their tokenizers; a name is never compared with a file.

@@ -10,7 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
-from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
+from repsim_cli.activations.inputs import (
+    check_modality,
+    have_different_vocabularies,
+    load_tokenizers,
+    name_errors,
+)
 from repsim_cli.activations.outputs import compute_logits, limit_output_padding
 from repsim_cli.activations.readings import assign_devices
 from repsim_cli.base.errors import BadInput
@@ -31,6 +36,7 @@ from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import ACCURACY, CHANCE, Matrix, Measured, Results, Side, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
@@ -86,10 +92,18 @@ class Outputs(Study):
         self.devices = assign_devices(hardware, list(model))
         check_memory(sum(self.memory().values()), hardware, suggest_settings(self.memory(), hardware, self.models))
         self.tokenizers = load_tokenizers(self.models, data, extract)
+        self._check_tokens()
 
     def _check_heads(self) -> None:
         """Raises BadInput unless all are classifiers of the same labels, or language models of one vocabulary."""
         first, *others = self.models
+        if not self.classify:
+            for label, source in self.models.items():
+                if not predicts_next(source):
+                    kind = source.model_type
+                    raise BadInput(
+                        f"model.{label}: it predicts no next token, got a {kind}; use a causal language model"
+                    )
         for label in others:
             reference, other = self.models[first], self.models[label]
             if sorted(reference.labels) != sorted(other.labels):
@@ -101,6 +115,16 @@ class Outputs(Study):
                 raise BadInput(
                     f"model.{label}: its vocabulary is not that of '{first}', got {other.vocabulary} for "
                     f"{reference.vocabulary} tokens; compare language models of one vocabulary"
+                )
+
+    def _check_tokens(self) -> None:
+        """Raises BadInput where a number stands for one token in one language model and for another in another."""
+        first, *others = self.tokenizers
+        for label in others:
+            if not self.classify and have_different_vocabularies(self.tokenizers[first], self.tokenizers[label]):
+                raise BadInput(
+                    f"model.{label}: next tokens are compared by their numbers, got other tokens than those of "
+                    f"'{first}'; use study=likelihoods, or models that share a tokenizer"
                 )
 
     def plan(self) -> dict[str, Any]:
@@ -144,6 +168,13 @@ class Outputs(Study):
         prepare(run, hardware)
         with run.stage("data"):
             sequences = make_noted_sequences(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+            first = next(iter(sequences))
+            for label, given in sequences.items():
+                if not self.classify and not np.array_equal(given.ids, sequences[first].ids):
+                    raise BadInput(
+                        f"model.{label}: its tokenizer cuts the text otherwise than that of '{first}'; use "
+                        "study=likelihoods, or models that share a tokenizer"
+                    )
             scored = self._choose_scoring(sequences)
         with run.stage("models"):
             run.input("models", {label: source.identity() for label, source in self.models.items()})

@@ -1,6 +1,8 @@
 """Measures of outputs: hand-computed values, independent formulas, what their cards claim; the study that draws them."""
 
 import json
+import shutil
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -159,6 +161,24 @@ def validated(config):
     return validate(config)
 
 
+def test_language_models_whose_numbers_are_other_tokens_are_refused(tmp_path):
+    """Two tokens of one vocabulary have each other's numbers; the widths of the outputs are the same."""
+    from repsim_cli.base.errors import BadConfig
+
+    shutil.copytree(str(resources.files("repsim_cli") / "assets/models/tiny_a"), tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    a, b = list(vocabulary)[300:302]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    file.write_text(json.dumps(tokenizer))
+    other = f"+model.other={{kind: transformers, path: {tmp_path / 'other'}}}"
+    with pytest.raises(
+        BadConfig, match="model.other: next tokens are compared by their numbers, got other tokens than"
+    ):
+        validated(composed("study=outputs", "measure=[]", "extract=pooled", "model=[tiny_a]", other))
+
+
 def test_the_study_compares_language_models(repsim, newest):
     code, _, err = repsim(
         "run",
@@ -193,6 +213,7 @@ def test_the_study_compares_language_models(repsim, newest):
         (["model=[tiny_a]"], "model: outputs are compared between models, got 1; select two or more"),
         (["model=[tiny_a,tiny_b]", "+options.outputs=[output_jds]"], "options.outputs: no such measure of outputs, got 'output_jds'; did you mean 'output_jsd'"),
         (["model=[tiny_a,tiny_nli]", *TINY_FINETUNED], r"model.tiny_nli_0: its labels are not those of 'tiny_a', got \['entailment', 'neutral', 'contradiction'\] for \[\]"),
+        (["model=[tiny_a,bert_like]"], "model.bert_like: it predicts no next token, got a bert; use a causal language"),
         (["model=[tiny_nli]", "data=embedded", *TINY_FINETUNED], "data: classifiers read examples, got running text"),
         (["model=[tiny_a]", "+model.other={kind: random, config: {model_type: gpt2, n_layer: 1, n_embd: 8, n_head: 1, vocab_size: 600}, tokenizer: tiny_a}"], "model.other: its vocabulary is not that of 'tiny_a', got 600 for 512 tokens"),
     ],
