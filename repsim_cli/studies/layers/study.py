@@ -1,9 +1,11 @@
 """Every layer of a model by itself: how many directions its texts take, how tokens move through them, and what each
 block does."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -29,7 +31,7 @@ from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
-from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, Results, Table
+from repsim_cli.runs.content import BY_SCALE, COPIES, OF_LAYER_ERRORS, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.layers import scores
 from repsim_cli.studies.layers.columns import (
@@ -52,10 +54,21 @@ from repsim_cli.studies.layers.gathered import OfLayer, gather, select_text_valu
 from repsim_cli.studies.layers.scores import LayerEstimate, average_over_documents
 from repsim_cli.studies.layers.without import BlockLosses, compute_lost, say_why_unskippable
 
+SAME = 1e-4  # relative difference of numbers of one model, whose neurons may be in another order
 LEAST = 40  # texts of which an intrinsic dimension is estimated
 SCALE = (1, 2, 4, 8, 16, 32, 64)
 NEIGHBOURS = 10
 UNKNOWN = LayerEstimate(np.nan, np.nan)
+
+
+def find_copies(rows: Sequence[Sequence[Any]]) -> Iterator[list[str]]:
+    """Finds two models all of whose layers have the same numbers, to rounding. rows: of OF_LAYER_COLUMNS."""
+    numbers: dict[str, list[list[float]]] = {}
+    for label, _, *values in rows:
+        numbers.setdefault(label, []).append([math.nan if value is None else float(value) for value in values])
+    for (a, first), (b, second) in combinations(numbers.items(), 2):
+        if len(first) == len(second) and np.allclose(first, second, rtol=SAME, atol=SAME, equal_nan=True):
+            yield [a, b]
 
 
 @studies.register("layers")
@@ -190,6 +203,8 @@ class Layers(Study):
             run.manifest["remedies"] |= {"rows_left_out": left, "share_left_out": share}
         names, columns = (OF_LAYER, OF_LAYER_ERRORS, BY_SCALE), (OF_LAYER_COLUMNS, OF_LAYER_COLUMNS, BY_SCALE_COLUMNS)
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
+        if copies := list(find_copies(found[0])):
+            tables[COPIES] = Table(columns=["model", "other"], rows=copies)
         return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
 
     def _measure_block_losses(

@@ -9,6 +9,7 @@ from scipy.special import beta
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.studies.layers import scores
+from repsim_cli.studies.layers.study import find_copies
 
 
 def planted(rng, n, dim, wide=20):
@@ -121,3 +122,9 @@ def test_means_are_over_documents():
     found = scores.average_over_documents(np.array([1.0, 3.0, 6.0, np.nan]), np.array([0, 0, 1, 2]))
     assert found == pytest.approx((4.0, np.std([2.0, 6.0], ddof=1) / 2**0.5))
     assert np.isnan(scores.average_over_documents(np.array([np.nan]), np.array([0])).value)
+
+
+def test_models_with_the_same_numbers_are_copies():
+    rows = [[label, layer, value, None] for label in "ab" for layer, value in (("x", 1.0), ("y", 2.0))]
+    other = [["c", "x", 1.0, None], ["c", "y", 2.01, None], ["d", "x", 1.0, None]]
+    assert list(find_copies([*rows, *other])) == [["a", "b"]]
