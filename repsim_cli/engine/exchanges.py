@@ -12,7 +12,7 @@ def draw_document_orders(documents: Int[np.ndarray, " n"], count: int, seed: int
     """Draws so many times for each row another, with the rows of a document together.
 
     >>> [order.tolist() for order in draw_document_orders(np.zeros(4, int), 2, 0)]
-    [[3, 0, 1, 2], [2, 3, 0, 1]]
+    [[1, 2, 3, 0], [2, 3, 0, 1]]
     """
     generator = np.random.default_rng(seed)
     sides, of = np.argsort(documents, kind="stable"), np.unique(documents, return_inverse=True)[1]

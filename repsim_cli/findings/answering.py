@@ -165,7 +165,7 @@ def find_least_change(values: Sequence[float] | np.ndarray, noise: float | None 
     >>> find_least_change([0.5, -1.0]), find_least_change([0.5, 1.0], noise=0.1)
     (0.02, 0.4)
     >>> round(find_least_change([1.0] * 33, noise=0.1), 2)
-    0.57
+    0.55
     """
     scatter = max(SCATTER, math.sqrt(2) * find_width(len(values))) * (noise or 0.0)
     return max(EQUAL * float(np.nanmax(np.abs(values), initial=0.0)), scatter)
