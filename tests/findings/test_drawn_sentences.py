@@ -239,3 +239,13 @@ def test_rows_behind_a_similarity(data):
     }
     for said in say_driving(Kept(about, arrays), "a", "b"):
         check(said)
+
+
+def test_layers_of_one_block_have_two_names_in_what_similarity_is_made_of():
+    numbers = dict.fromkeys(BUDGET_COLUMNS, 0.25) | {P_BEYOND: None, "model a": "a", "model b": "b"}
+    best, other = (
+        numbers | {"layer a": layer, "layer b": layer, "learned": x}
+        for layer, x in (("attn_out@1", 0.5), ("q@1", 0.25))
+    )
+    assert say_most_shared([best, other]).startswith("of 0.25 in attn_out@1, ")
+    assert say_most_shared([best]).startswith("of 0.25 in block 1, ")
