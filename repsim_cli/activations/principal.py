@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.base.gram import gram_matrix
+
 SHARE = 0.05  # of the variance that is left, which no direction exceeds
 FEWEST = int(1 / SHARE)  # directions that the variance can then be spread over
 LEAST = 1e-6  # of the variance, that as many directions have at least: less is rounding, to which all would be shrunk
@@ -68,7 +70,7 @@ def cap_directions(x: Float[Tensor, "n d"], *, iterate_from: int = LARGE) -> Cap
     mean = x.mean(0)
     x = x - mean
     wide = x.shape[1] > len(x)
-    products = (x @ x.T if wide else x.T @ x).numpy()
+    products = gram_matrix(x if wide else x.T).numpy()
     size, total = len(products), float(products.trace())
     if size <= FEWEST or not total > 0:
         return None

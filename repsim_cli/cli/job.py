@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.base import signals
+from repsim_cli.base import memory, signals
 from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
@@ -37,6 +37,7 @@ def perform(job: RunJob, watch: Callable[[Path], results.Progress]) -> tuple[str
     from repsim_cli import report
     from repsim_cli.execution.perform import perform
 
+    memory.keep_freed()
     current, handler = None, logging.NullHandler()
     status, problem = "failed", "unknown"
     try:

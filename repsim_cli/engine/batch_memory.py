@@ -17,7 +17,8 @@ from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.cards import Slow
 from repsim_cli.measures.inner import count_largest_tile
 from repsim_cli.measures.kernels import Kernel, Packed
-from repsim_cli.measures.nearest import count_block_rows, count_neighbours
+from repsim_cli.measures.near_rows import count_block_rows
+from repsim_cli.measures.nearest import count_neighbours
 from repsim_cli.measures.products import SUMMED, WIDE
 
 Bytes = dict[str, float]  # by part

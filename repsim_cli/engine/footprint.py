@@ -39,7 +39,8 @@ from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_p
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.kernels import Packed
-from repsim_cli.measures.nearest import count_block_rows, count_neighbours
+from repsim_cli.measures.near_rows import count_block_rows
+from repsim_cli.measures.nearest import count_neighbours
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 

@@ -20,14 +20,8 @@ from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import clamp_to_bounds, run_with_label
 from repsim_cli.measures.kernels import Documents
-from repsim_cli.measures.nearest import (
-    NearestRows,
-    count_neighbours,
-    count_rounded,
-    find_ordered,
-    warn_of_rounding,
-    warn_of_ties,
-)
+from repsim_cli.measures.near_rows import find_ordered
+from repsim_cli.measures.nearest import NearestRows, count_neighbours, count_rounded, warn_of_rounding, warn_of_ties
 
 CELLS = 1 << 23  # cosines in float64 held at a time
 TOGETHER = 2048  # rows that sampled rows are compared with at a time, at least

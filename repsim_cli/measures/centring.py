@@ -27,24 +27,31 @@ def centre(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """
     x = x if x.dtype == torch.float64 else x.float()
     unit = float(choose_power_of_two(x))
-    x = x / unit
-    largest = float(x.abs().max())
-    x -= x.mean(0)
+    if unit != 1:
+        x = x / unit
+    largest = float(find_largest(x))
+    x = x - x.mean(0)
     x -= x.mean(0, dtype=torch.float64).to(x.dtype)
     scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
     # for a constant column, float64 rounding of the mean leaves this much
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    return x / scale, scale * unit
+    return x.div_(scale), scale * unit
 
 
 def choose_power_of_two(x: Tensor, dim: int | None = None) -> Tensor:
     """A power of two: divided by it, no square of a number that counts overflows or vanishes. It is at the largest
     number, of all or along a dimension, where that is far from 1."""
-    largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
+    largest = find_largest(x) if dim is None else x.abs().amax(dim, keepdim=True)
     most = -math.log2(torch.finfo(x.dtype).tiny)  # so that it and its inverse are numbers of the type
     exponents = torch.frexp(largest).exponent.double().clamp(-most, most)
     return torch.where(exponents.abs() < most / 8, 0, exponents).exp2().to(x.dtype)
+
+
+def find_largest(x: Tensor) -> Float[Tensor, ""]:
+    """The largest absolute value, without a copy of all."""
+    least, most = x.aminmax()
+    return torch.maximum(-least, most)
 
 
 # share of the largest entry: rows closer than this differ by the rounding of float32 alone

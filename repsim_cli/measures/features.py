@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.base.gram import multiply_into
+
 TOGETHER = 1 << 28  # cells of representations that are held together
 
 
@@ -74,7 +76,10 @@ def compute_gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Flo
     """Computes a tile of the Gram matrix, as a copy."""
     if features.gram is not None:
         return features.gram[rows, columns].clone()
-    return features.block(rows) @ features.block(columns).T
+    left, right = features.block(rows), features.block(columns)
+    gram = left.new_empty(len(left), len(right))
+    multiply_into(gram, left, right)
+    return gram
 
 
 class StackedRows(NamedTuple):

@@ -18,7 +18,8 @@ from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.kernels import Documents
-from repsim_cli.measures.nearest import compute_block_distances, find_left_out, list_nearest_rows, warn_of_ties
+from repsim_cli.measures.near_rows import compute_block_distances, find_left_out, list_nearest_rows
+from repsim_cli.measures.nearest import warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
 _TILE = 32  # rows whose distances are counted at a time, in the processor's cache

@@ -5,8 +5,9 @@ Pairs are compared list by list, with all rows and many representations at a tim
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -14,28 +15,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.base.gram import multiply_into
 from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.kernels import Documents
+from repsim_cli.measures.near_rows import (
+    BLOCK,
+    Best,
+    Candidates,
+    add_missing_directions,
+    compute_cosines,
+    find_left_out,
+    leave_out_documents,
+    list_nearest_rows,
+    order_candidates,
+    select_candidates,
+    select_most_similar,
+)
 from repsim_cli.measures.platonic import SEEN, Rows, clamp_units
 from repsim_cli.measures.rank import find_relative_precision
 
-BLOCK = 4096  # rows of the similarity matrix held at a time, where they are not more than _HELD
-_HELD = 1 << 23  # cells of it: of more memory every page would be zeroed anew for every block
-_EXACT = 1024  # rows computed again in float64 at a time, of a quarter of these cells
-_SEEN = 100  # rows whose median stands for the median of all
-_TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
-_TIE = 1e-13  # of the squares in a squared distance: rows whose distances differ by less are equally near
-_NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
 _MOVED = 1 / 8  # units of the precision of its numbers: how far rounding is likely to move a row
 _MANY_TIES = 0.05  # share of rows
 
-Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
 Places = Positive | Fraction  # neighbours per row, or their share of the rows
 
 
@@ -59,8 +64,8 @@ def normalise_centred_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred rows of norm 1, float64. A row at the mean has no direction: similarity 0 to every other row."""
     x = centre(x.double())[0]
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    # + 0.0 removes negative zeros, so that equal rows have equal bits
-    return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
+    x.div_(norms.clamp_min(torch.finfo(x.dtype).tiny)).masked_fill_(~(norms > 0), 0.0)
+    return x.add_(0.0)  # without negative zeros, so that equal rows have equal bits
 
 
 UNITS = {"centred": normalise_centred_rows, "platonic": clamp_units}
@@ -73,15 +78,6 @@ def count_neighbours(k: Places, n: int) -> int:
     (10, 10)
     """
     return k if isinstance(k, int) else round(k * n)
-
-
-def count_block_rows(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
-    """Counts the rows that are compared with n rows at a time.
-
-    >>> count_block_rows(10_000), count_block_rows(100_000)
-    (838, 83)
-    """
-    return max(1, min(most, cells // max(n, 1)))
 
 
 def count_rows_needed(k: Places) -> int:
@@ -131,140 +127,28 @@ def find_neighbours_and_ties(
 
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `find_neighbours`.
     most: rows compared at a time."""
-    units, left_out = exact.to(dtype), partial(find_left_out, documents)
-    every = torch.arange(len(x), device=x.device)
-    blocks = [
-        select_most_similar(compute_block_cosines(units, int(rows[0]), len(rows)), left_out(rows), k)
-        for rows in every.split(count_block_rows(len(x), most))
-    ]
+    units, points = exact.to(dtype), add_missing_directions(exact)
+    blocks, candidates, others = list[Best](), list[Candidates](), list[Tensor]()
+    for rows, cosines in compute_cosines(units, most):
+        if documents is not None:
+            leave_out_documents(cosines, rows, documents)
+        blocks.append(best := select_most_similar(cosines, rows, k))
+        some, left = select_candidates(cosines, rows, best[0])
+        candidates.append(some)
+        others.append(left)
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
-    unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False
-    if len(unsure):
-        for rows, (best, where) in list_nearest_rows(add_missing_directions(exact), unsure, k, left_out):
-            tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
-            any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
-            values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
+    of_candidates = (part for some in candidates for part in order_candidates(points, some, k))
+    of_all = list_nearest_rows(points, torch.cat(others), k, partial(find_left_out, documents))
+    for rows, (best, where) in chain(of_candidates, of_all):
+        tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
+        any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
+        values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
+    every = torch.arange(len(x), device=x.device)
     places = lists[:, :k].T.contiguous()
     mutual = torch.stack([(places[:, there] == every).any(0) for there in places])
     found = NearestRows(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
     return found, count_rounded(near, k, x), tied
-
-
-def compute_block_cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
-    """Products of a block of rows with all rows; within the block, half are computed and mirrored."""
-    products = units.new_empty(size, len(units))
-    stop = start + size
-    multiply_into(products[:, :start], units[start:stop], units[:start])
-    for i in range(start, stop, _TILE):
-        rows, after = slice(i - start, i - start + _TILE), min(i + _TILE, stop)
-        multiply_into(products[rows, i:], units[i:after], units[i:])
-        products[after - start :, i:after] = products[rows, after:stop].T
-    return products
-
-
-def add_missing_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-    """Adds a coordinate for each row without a direction, which makes it orthogonal to every other row."""
-    lost = (units == 0).all(1).nonzero()[:, 0]
-    directions = torch.zeros(len(units), len(lost)).to(units)
-    directions[lost, torch.arange(len(lost), device=lost.device)] = 1
-    return torch.cat([units, directions], 1) if len(lost) else units
-
-
-LeftOut = Bool[Tensor, "b n"]
-
-
-def find_left_out(documents: Documents | None, rows: Int[Tensor, " b"]) -> LeftOut | Int[Tensor, " b"]:
-    """Finds what is left out for these rows: the rows themselves, or by cell those of their documents."""
-    return rows if documents is None else documents[rows, None] == documents
-
-
-def list_nearest_rows(
-    x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int, left_out: Callable[[Tensor], Tensor] = lambda rows: rows
-) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
-    """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
-    equally near rows are ordered by index."""
-    for block, near, squares in compute_block_nearness(x, rows):
-        yield block, find_ordered(near, left_out(block), k, squares)
-
-
-def compute_block_distances(
-    x: Float[Tensor, "n d"], left_out: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"]]]:
-    """Blocks of all rows, each with the squared distances to all rows; infinite to those that are left out."""
-    for block, near, _ in compute_block_nearness(x, torch.arange(len(x), device=x.device)):
-        squared, away = near.mul_(-2).clamp_min_(0), left_out(block)
-        cells = away if away.dtype == torch.bool else away[:, None] == torch.arange(len(x), device=x.device)
-        yield block, squared.masked_fill_(cells, torch.inf)
-
-
-def compute_block_nearness(
-    x: Float[Tensor, "n d"], rows: Int[Tensor, " b"]
-) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"], Float[Tensor, " c"]]]:
-    """Blocks of these rows, each with minus half the squared distances to all rows, and with the rows' squared norms.
-
-    Rows are taken relative to the median row of their side, so that a massive feature, which is alike in all rows of a
-    side, does not cost the others digits.
-    """
-    distinct, which = find_distinct_rows(x)
-    some = x[:: len(x) // _SEEN + 1]
-    positive = x[:, int(some.abs().mean(0).argmax())] > 0
-    for side in (positive, ~positive):
-        of_side = rows[side[rows]]
-        if not len(of_side):
-            continue
-        seen = side.nonzero()[:, 0]
-        points = distinct - x[seen[:: len(seen) // _SEEN + 1]].median(0).values
-        squares = points.square().sum(1)
-        for block in of_side.split(count_block_rows(len(x), _EXACT, _HELD // 4)):
-            places = which[block]
-            # every distinct row once, so that equal rows are equally near to the last bit
-            near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)
-            yield block, near if distinct is x else near[:, which], squares[places]
-
-
-def find_distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
-    """(the distinct rows, the index of every row among them); x itself where all are."""
-    # a single column usually tells rows apart, and sorting whole rows is slow
-    column = x[:, int(x.abs().amax(0).argmax())]
-    if len(column.unique()) < len(x):
-        distinct, which = torch.unique(x, dim=0, return_inverse=True)
-        if len(distinct) < len(x):
-            return distinct, which
-    return x, torch.arange(len(x), device=x.device)
-
-
-def select_most_similar(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
-    """The k + 1 largest of every row, or all that are not left out: (values, indices), in any order where equal.
-    left_out: as of `find_left_out`."""
-    if left_out.dtype == torch.bool:
-        similarity.masked_fill_(left_out, -torch.inf)
-    else:
-        similarity.scatter_(1, left_out[:, None], -torch.inf)
-    best = similarity.topk(min(k + 1, similarity.shape[1] - 1), dim=1)
-    return best.values, best.indices
-
-
-def find_ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
-    """Selects as `select_most_similar` does, from minus half the squared distances of rows with these squared norms.
-    Values that differ by rounding alone count as equal, and equal values are ordered by index."""
-    values, indices = select_most_similar(near, left_out, k)
-    tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
-    tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
-    if len(tied):
-        count, last, those, within = values.shape[1], values[tied, -1:], near[tied], tolerance[tied]
-        above = those > last + within
-        equal = ~above & (those >= last - within)
-        chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
-        columns = chosen.nonzero()[:, 1].view(-1, count)
-        best, order = those.gather(1, columns).sort(dim=1, descending=True)
-        first = torch.nn.functional.pad(best[:, :-1] - best[:, 1:] > within, (1, 0), value=True)
-        places = torch.arange(count, device=best.device)
-        group = torch.where(first, places, 0).cummax(1).values
-        columns = columns.gather(1, order)
-        indices[tied] = columns.gather(1, (group * near.shape[1] + columns).argsort(1))
-        values[tied] = best.gather(1, group)
-    return values, indices
 
 
 def warn_of_ties(tied: int, n: int, k: int) -> None:

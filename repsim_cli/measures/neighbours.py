@@ -11,13 +11,13 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.near_rows import count_block_rows
 from repsim_cli.measures.nearest import (
     TIES,
     Functions,
     NearestRows,
     NeighbourStack,
     Places,
-    count_block_rows,
     make_compare_all,
     measure,
     stack,

@@ -19,7 +19,8 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import count_rounded, list_nearest_rows, warn_of_rounding, warn_of_ties
+from repsim_cli.measures.near_rows import list_nearest_rows
+from repsim_cli.measures.nearest import count_rounded, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)

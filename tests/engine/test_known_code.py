@@ -56,7 +56,7 @@ def test_a_changed_file_is_computed_again(compared, edited, edit):
 
 def test_a_changed_number_does_not_come_from_the_cache(compared, edited, monkeypatch):
     before, _ = compared("ab", ["mutual_knn"])
-    edited("repsim_cli.measures.nearest", "similarity.topk", "(-similarity).topk")
+    edited("repsim_cli.measures.near_rows", "similarity.topk", "(-similarity).topk")
     largest = nearest.select_most_similar
     monkeypatch.setattr(nearest, "select_most_similar", lambda similarity, *rest: largest(-similarity, *rest))
     after, run = compared("ab", ["mutual_knn"])
@@ -66,7 +66,7 @@ def test_a_changed_number_does_not_come_from_the_cache(compared, edited, monkeyp
 
 def test_changed_words_are_no_changed_code(compared, edited):
     compared("ab", ALL)
-    edited("repsim_cli.measures.nearest", "# rows", "# ROWS")
+    edited("repsim_cli.measures.near_rows", "# rows", "# ROWS")
     edited("repsim_cli.engine.matrices", '"""The matrices', '"""All the matrices')
     assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
 

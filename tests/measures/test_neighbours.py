@@ -1,6 +1,7 @@
 """Tables of neighbours: ties, near-ties in float32, permuted rows; and what the measures make of them."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.measures import nearest, neighbours
+from repsim_cli.measures import near_rows, nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.spectrum import find_k_nearest_rows
@@ -48,6 +49,40 @@ def test_the_order_of_near_ties_is_that_of_float64():
     units = nearest.normalise_centred_rows(x).float()
     alone = (units @ units.T).fill_diagonal_(-2).topk(5, dim=1).indices.T
     assert (alone != exact.lists).double().mean() > 0.2
+
+
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_rows_with_few_candidates_are_ordered_as_among_all(of_documents):
+    """Near-ties, equal rows and a row without direction, among so many rows that candidates are picked."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(900, 12, generator=generator)
+    x[:300] = x[300:600] + 1e-4 * torch.randn(300, 12, generator=generator)
+    x[600:640] = x[640:680]
+    units = nearest.normalise_centred_rows(x)
+    units[5] = 0
+    documents = torch.randperm(900, generator=generator) // 40 if of_documents else None
+    (rows, cosines), *_ = near_rows.compute_cosines(units.float())
+    if documents is not None:
+        near_rows.leave_out_documents(cosines, rows, documents)
+    best = near_rows.select_most_similar(cosines, rows, 5)
+    points = near_rows.add_missing_directions(units)
+    candidates, others = near_rows.select_candidates(cosines, rows, best[0])
+    assert len(candidates.rows) > 20
+    assert others.tolist() == [5]
+    left_out = partial(near_rows.find_left_out, documents)
+    ((some, (values, lists)),) = near_rows.order_candidates(points, candidates, 5)
+    for number, (expected, exact) in near_rows.list_nearest_rows(points, some, 5, left_out):
+        at = (some[None] == number[:, None]).nonzero()[:, 1]
+        torch.testing.assert_close(values[at], expected, atol=1e-14, rtol=0)
+        assert torch.equal(lists[at, :5], exact[:, :5])  # the sixth only says whether the fifth is tied
+
+
+def test_blocks_of_cosines_are_those_of_all_rows():
+    units = nearest.normalise_centred_rows(torch.randn(3000, 3, generator=torch.Generator().manual_seed(0)))
+    rows, blocks = zip(*near_rows.compute_cosines(units), strict=True)
+    assert len(blocks) == 2
+    assert torch.cat(rows).tolist() == list(range(3000))
+    torch.testing.assert_close(torch.cat(blocks), units @ units.T, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("massive", [1e5, 1e7])
@@ -103,7 +138,7 @@ def test_all_pairs_in_pieces(monkeypatch):
     wanted = {name: measures.get(name) for name in NAMES}
     whole = compute_all_pairs(wanted, layers)
     for module, limit, size in (
-        (nearest, "_TILE", 3),
+        (near_rows, "_TILE", 3),
         (nearest, "_CELLS", 60),
         (neighbours, "_HOT", 500),
         (neighbours, "_GATHERED", 500),
