@@ -270,7 +270,7 @@ def draw_measure_maps(
         if not common:
             box = axes.get_position()
             bar = figure.add_axes((box.x1 + 0.05 / width, box.y0, 0.06 / width, box.height))
-            figure.colorbar(image, cax=bar, ticks=[low, high], format="{x:.3g}")
+            figure.colorbar(image, cax=bar, ticks=[low, high], format=lambda end, _: write_end(end))
             bar.tick_params(labelsize=6, length=1.5, pad=1)
             for label, side in zip(bar.get_yticklabels(), ("bottom", "top"), strict=True):
                 label.set_verticalalignment(side)
@@ -285,6 +285,17 @@ def draw_measure_maps(
     return figure
 
 
+def write_end(end: float) -> str:
+    """Writes the end of a narrow colour bar, which has room for few digits.
+
+    >>> write_end(1.414), write_end(-0.00498), write_end(12345.6)
+    ('1.41', '-0.005', '1e+04')
+    """
+    text = f"{end:.3g}"
+    return text if len(text) <= ROOM else f"{end:.1g}"
+
+
+ROOM = 5  # digits beside a narrow colour bar
 BLOCK = re.compile(r"(\w+)@(\d+)|((?=.*\.)(?:[^@]*\.)?)(\d+)((?:\.[^@]*)?)")  # of a hook point, or a module's path
 
 
