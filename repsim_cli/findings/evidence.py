@@ -55,8 +55,11 @@ def log_of(value: float | np.floating) -> float:
 def weigh_by_standard_error(
     value: float, threshold: float, se: float, freedom: float | int, how: str, units: int
 ) -> Evidence:
-    """Tests the distance to the threshold by Student's t. freedom: degrees of freedom of the standard error."""
+    """Tests the distance to the threshold by Student's t, and says where values that do not differ are behind it.
+    freedom: degrees of freedom of the standard error."""
     gap = value - threshold
+    if se <= ROUNDING * abs(value):
+        how = f"{how}, which do not differ"
     t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
     above, below = (float(scipy.special.stdtr(freedom, side)) for side in (-t, t))
     return Evidence(above, below, how, se=se, units=units)

@@ -173,7 +173,8 @@ def test_sides_of_a_crosscoder(data):
     for side in ("a", "b", ALL_SIDES):
         count = data.draw(st.sampled_from([0, 3]))
         never = data.draw(ERRORS) if count else None
-        latents.append([side, count, count / 9, never, None, data.draw(st.none() | ERRORS)])
+        shared = [data.draw(NUMBERS), data.draw(NUMBERS)] if side == ALL_SIDES and count else [None, None]
+        latents.append([side, count, count / 9, never, None, data.draw(st.none() | ERRORS), *shared])
         sides.append(
             [side, "m", "resid_post@0", data.draw(NUMBERS), data.draw(st.none() | ERRORS), data.draw(NUMBERS), 9, 3]
         )
