@@ -113,8 +113,7 @@ def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[s
             panel.set_ylim(min(1.0, low if low > 0 else 1.0) / 1.1, max(10.0, high) * 1.1)  # a decade at least
             panel.yaxis.set_major_formatter("{x:g}")
         elif curves[0].bounds[1] is not None:
-            low = min(0.0, float(panel.dataLim.y0))
-            panel.set_ylim(1.05 * low, 1.02 * curves[0].bounds[1])
+            _limit_below(panel, curves[0].bounds[1])
         else:
             start_at_zero([panel])
     drawn = [curve for curves in groups for curve in curves]
@@ -123,6 +122,21 @@ def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[s
     name_bands(axes[min(1, len(axes) - 1)], shaded)
     add_legend_beside(axes[min(1, len(axes) - 1)])
     return figure
+
+
+def _limit_below(panel: Any, top: float) -> None:
+    """Ends an axis at `top`, or above where values are (shares of a loss can be), and at 0, or where values are below;
+    those below `-top` would hide all others, so that they are marked at its end with what they are."""
+    low, high = max(min(0.0, float(panel.dataLim.y0)), -top), max(top, float(panel.dataLim.y1))
+    for line in panel.get_lines():
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True):
+            if y < low:
+                panel.plot(x, low, marker="v", color=line.get_color(), markersize=5, clip_on=False)
+                panel.annotate(
+                    f"{y:.3g}", (x, low), xytext=(0, 5), textcoords="offset points",
+                    fontsize=6, ha="center", color=line.get_color(),
+                )  # fmt: skip
+    panel.set_ylim(1.05 * low, high + 0.02 * top)
 
 
 def _draw_models(panel: Any, curves: Sequence[Curve], line: str, styles: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -46,6 +46,8 @@ def say_dictionary_worth(row: Row, base: Row) -> str:
     said = [_say(row, base, EXPLAINED, "explains", "of the variance")]
     if row[RECOVERED] is not None:
         said.append(_say(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
+    elif row[MORE] is not None:
+        said.append(f"costs {row[MORE]:+.3f} nats, of which no share is said: the mean row costs none beyond its error")
     return "; ".join([*said, f"{row[DEAD]:.0%} of latents are dead ({base[DEAD]:.0%})"])
 
 
@@ -88,7 +90,7 @@ def curves(rows: Sequence[Row]) -> Iterator[Curve]:
     for score, meant in MEANT.items():
         for model in models:
             of = [row for row in rows if row["model"] == model]
-            if any(row[score] is None for row in of):
+            if all(row[score] is None for row in of):
                 continue
             errors = [row.get(f"± {score}") for row in of]
             yield Curve(
@@ -115,7 +117,8 @@ def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
     figure = draw_quantities(groups, ())
     least = min((row for row, _ in pair_with_base(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
     base, *others = (row for row in rows if row["dictionary"] == least["dictionary"])
-    whose = [f"{row[EXPLAINED]:.2f} of that of {row['model']}" for row in others[:NAMED]]
+    named = sorted(others, key=lambda row: row["model"] != least["model"])[:NAMED]
+    whose = [f"{row[EXPLAINED]:.2f} of that of {row['model']}" for row in named]
     set_headline(
         figure,
         f"{least['dictionary']}: a dictionary of {base['model']} explains {base[EXPLAINED]:.2f} of its variance"

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
+from repsim_cli.studies.dictionaries.finding_transfer import say_beyond
 from repsim_cli.studies.dictionaries.spliced import Told
 
 Sums = Float[np.ndarray, "p ..."]
@@ -48,6 +49,14 @@ def subtract(sums: Sums) -> Any:
     return explain(sums[:2]) - explain(sums[2:])
 
 
+def _loses(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
+    """Says whether the next token loses more with the mean row than the error of that: a share of it has a meaning."""
+    if told.loss is None:
+        return False
+    lost, error = jackknife(mean, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
+    return lost is not None and lost > say_beyond(len(np.unique(documents))) * (error or 0.0)
+
+
 def check_told(told: Told, layer: str) -> None:
     """Raises RunFailed where nothing can be explained of a layer, or what a dictionary says is no number."""
     squares, left = float(told.squares.sum()), float(sum(each.sum() for each in told.left.values()))
@@ -69,14 +78,14 @@ def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, "
         by_loss = {kind: np.stack([told.loss[kind], told.loss[MEAN]]) for kind in (SAID, SHUFFLED)}
         more = jackknife(mean, np.stack([told.loss[SAID], ones]), documents)
         divergence = jackknife(mean, np.stack([told.kl[SAID], ones]), documents)[0]
-        by_loss = by_loss if (jackknife(mean, np.stack([told.loss[MEAN], ones]), documents)[0] or 0) > 0 else None
+        by_loss = by_loss if _loses(told, documents) else None
     recovered: tuple[Any, Any] = (None, None) if by_loss is None else jackknife(explain, by_loss[SAID], documents)
     cells += [*recovered, None if by_loss is None else jackknife(explain, by_loss[SHUFFLED], documents)[0]]
     cells += [*more, divergence, float(told.active.sum() / told.rows.sum()), 1 - float(told.alive.mean())]
     if base is None:
         return [*cells, None, None, None, None]
     cells += jackknife(subtract, np.stack([*by_rows[SAID], base.left[SAID], base.squares]), documents)
-    if by_loss is None or base.loss is None:
+    if by_loss is None or base.loss is None or not _loses(base, documents):
         return [*cells, None, None]
     return [
         *cells,

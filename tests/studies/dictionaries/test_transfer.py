@@ -8,10 +8,11 @@ import torch
 from scipy.stats import special_ortho_group
 
 from repsim_cli.base.errors import RunFailed
-from repsim_cli.studies.dictionaries.finding_transfer import say_beyond
+from repsim_cli.studies.dictionaries.columns import COLUMNS
+from repsim_cli.studies.dictionaries.finding_transfer import _draw, curves, say_beyond, say_dictionary_worth
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.spliced import Told
-from repsim_cli.studies.dictionaries.worth import check_told, explain, jackknife, mean, subtract
+from repsim_cli.studies.dictionaries.worth import check_told, explain, jackknife, make_worth_cells, mean, subtract
 
 WIDTH = 64  # of the shipped models
 READ = ("data=embedded", "extract.sequences=24", "extract.length=32", "extract.skip=4", "extract.normalise=none")
@@ -131,3 +132,50 @@ def test_models_that_do_not_differ_are_seldom_told_apart(count, length, tail):
         held += abs(value - 0.7) < say_beyond(count) * error
     assert told / 400 < 0.09
     assert 0.91 < held / 400 < 0.98
+
+
+def tell_losses(of_mean, of_said):
+    """What is told of a dictionary in a model, of 12 documents, with these losses of the next token."""
+    ones, loss = np.ones(12), {"dictionary": of_said, "shuffled": of_mean, "mean": of_mean}
+    left = {"dictionary": 0.1 * ones, "shuffled": ones}
+    return Told(ones, left, ones, ones, loss, loss, np.ones(4, bool))
+
+
+@pytest.mark.parametrize("which", ["model", "base"])
+def test_no_share_of_a_loss_that_is_within_its_error_of_nothing(which):
+    """The mean row costs nothing to a model that predicts nothing: a share of that is any number."""
+    noise = np.random.default_rng(0).normal(size=12)
+    noise += 0.05 - noise.mean()
+    predicts, predicts_nothing = tell_losses(2 + 0.1 * noise, 0.2 + 0.1 * noise), tell_losses(noise, 0.5 * noise)
+    base, model = (predicts, predicts_nothing) if which == "model" else (predicts_nothing, predicts)
+    of_base, row = (
+        dict(
+            zip(COLUMNS, [label, "d", "resid_post@1", 12, *make_worth_cells(told, beside, np.arange(12))], strict=True)
+        )
+        for label, told, beside in (("a", base, None), ("b", model, base))
+    )
+    assert row["recovered minus base"] is None
+    assert (row["recovered"] is None, of_base["recovered"] is None) == (which == "model", which == "base")
+    said = say_dictionary_worth(row, of_base)
+    if which == "model":
+        assert "costs +0.025 nats, of which no share is said: the mean row costs none beyond its error" in said
+    else:
+        assert "recovers 0.90 of the loss (+0.205 nats), which is not known of the base" in said
+
+
+def test_the_figure_names_the_worst_model_and_marks_what_is_beyond_its_axis():
+    def row(model, layer, explained, recovered):
+        numbers = {"explained": explained, "explained shuffled": -1.0, "recovered": recovered, "dead": 0.5}
+        return dict.fromkeys(COLUMNS) | {"model": model, "dictionary": layer, **numbers}
+
+    rows = [row(model, "1", 0.9, 0.8) for model in ("base", "b", "c")] + [row("worst", "1", -180.0, None)]
+    rows += [row(model, "2", 0.9, 1.5) for model in ("base", "b", "c", "worst")]
+    drawn = list(curves(rows))
+    groups = [[curve for curve in drawn if curve.about["quantity"] == score] for score in ("explained", "recovered")]
+    assert groups[1][-1].lines["recovered"] == [None, 1.5]
+    figure = _draw(groups, rows)
+    explained, recovered = figure.axes[:2]
+    assert explained.get_ylim() == pytest.approx((-1.05, 1.02))
+    assert [text.get_text() for text in explained.texts] == ["-180"]
+    assert recovered.get_ylim()[1] > 1.5
+    assert "-180.00 of that of worst" in " ".join(text.get_text() for text in figure.texts)
