@@ -46,6 +46,7 @@ from repsim_cli.findings.partitions import (
     convert_to_distances,
     divide,
     find_contiguous_segments,
+    have_groups,
 )
 from repsim_cli.runs.content import Table
 
@@ -54,7 +55,7 @@ TABLE, AGREEMENT, STABILITY = "boundaries", "agreement on boundaries", "stabilit
 COLUMNS = {
     TABLE: [
         "measure", "model", "boundary after", "relative depth", "largest step after", "segments", "clearness",
-        "mean distance", "sparsity",
+        "clearer than without groups", "mean distance", "sparsity",
     ],
     AGREEMENT: ["model", "boundary of most", "measures", "there", "at most one block away", "mean adjusted Rand"],
     STABILITY: ["measure", "entry", "seeds", "adjusted Rand of boundaries", "adjusted Rand of segments"],
@@ -101,6 +102,11 @@ class ModelBlocks:
         return int(self.labels.max()) + 1
 
     @property
+    def clear(self) -> bool:
+        """Whether there is a boundary: in a smooth gradient two groups of least cost mean nothing."""
+        return self.clearness > 0
+
+    @property
     def mean(self) -> float:
         return float(self.apart[np.triu_indices(len(self.apart), k=1)].mean())
 
@@ -142,8 +148,8 @@ class Parted:
 
     @property
     def divided(self) -> dict[str, ModelBlocks]:
-        """The fine-tuned models with a boundary: in a smooth gradient two groups of least cost mean nothing."""
-        return {label: blocks for label, blocks in self.tuned.items() if blocks.clearness > 0}
+        """The fine-tuned models with a boundary."""
+        return {label: blocks for label, blocks in self.tuned.items() if blocks.clear}
 
 
 @cache
@@ -265,12 +271,17 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
             names, values = select_block_outputs(layers, layers.places[label])
             steps = average_adjacent_layers(values)
             largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
-            numbers = [blocks.groups, blocks.clearness, blocks.mean, parted.sparsity.get(label)]
-            rows.append([measure, label, names[blocks.cut - 1], blocks.cut / len(names), names[largest], *numbers])
+            numbers = [blocks.groups, blocks.clearness, "yes" if blocks.clear else "no", blocks.mean]
+            at = [names[blocks.cut - 1], blocks.cut / len(names), names[largest]]
+            rows.append([measure, label, *at, *numbers, parted.sparsity.get(label)])
     on_measures = []
     for label in dict.fromkeys(label for parted in every.values() for label in parted.models):
         blocks = [parted.models[label] for parted in every.values() if label in parted.models]
+        blocks = [each for each in blocks if each.clear]
         cuts = [each.cut for each in blocks]
+        if not cuts:
+            on_measures.append([label, None, 0, 0, 0, None])
+            continue
         most, there = Counter(cuts).most_common(1)[0]
         near = sum(abs(cut - most) <= 1 for cut in cuts)
         mean = compute_agreement(list(combinations(blocks, 2))) if len(blocks) > 1 else None
@@ -281,13 +292,17 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
 
 
 def _list_seed_agreements(measure: str, parted: Parted) -> Iterator[list[Any]]:
-    """Lists the mean agreement over pairs of seeds, for every entry that has two or more."""
+    """Lists the mean agreement over pairs of seeds with a boundary, or with groups in either, for every entry that has
+    two or more seeds; None where no pair has."""
     for entry in dict.fromkeys(parted.entries.values()):
         of_entry = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
         pairs = list(combinations(of_entry, 2))
         if pairs:
-            of_segments = float(np.mean([compare_partitions(a.labels, b.labels) for a, b in pairs]))
-            yield [measure, entry, len(of_entry), compute_agreement(pairs), of_segments]
+            clear = [(a, b) for a, b in pairs if a.clear and b.clear]
+            parted_pairs = [(a.labels, b.labels) for a, b in pairs if have_groups(a.labels, b.labels)]
+            of_segments = [compare_partitions(*labels) for labels in parted_pairs]
+            of_boundaries = compute_agreement(clear) if clear else None
+            yield [measure, entry, len(of_entry), of_boundaries, float(np.mean(of_segments)) if of_segments else None]
 
 
 def select_block_outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
@@ -332,8 +347,8 @@ def _draw_block_steps(run: Finished) -> Any:
             steps = convert_to_distances(values, layers.measure.larger_is_closer).diagonal(1)
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
-            clear = record["clearness"] is not None and record["clearness"] > 0
-            panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **(SOLID if clear else DOTTED))
+            style = SOLID if record["clearness"] > 0 else DOTTED
+            panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **style)
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
         )

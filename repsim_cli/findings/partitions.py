@@ -27,7 +27,8 @@ Ways = Callable[[Square], Callable[[int], Labels]]  # of a matrix: its groups, b
 FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
 FLOOR = 0.25  # of the median: shorter distances count as this one in affinities and in residuals
-SURROGATES, MARGIN = 20, 0.05  # matrices without groups, and by how much the best silhouette must exceed all of theirs
+SURROGATES, MARGIN = 20, 0.05  # matrices without groups; by how much the best silhouette must exceed all of theirs
+NARROWEST = 0.1  # range of distances, of their median, below which the margin is as for this one
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def find_contiguous_segments(values: Square, larger_is_closer: bool, *, count: i
 
 def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
     """Chooses as many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates
-    by MARGIN, else one group. count: how many, whatever the silhouettes."""
+    by `compute_margin`, else one group. count: how many, whatever the silhouettes."""
     apart = convert_to_distances(values, larger_is_closer)
     if not apart.any():
         return Partition(np.zeros(len(values), int), {}, {})
@@ -125,9 +126,21 @@ def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: 
     ]
     reference = {k: max(other[k] for other in none) for k in scores}
     best = max(scores, key=lambda k: scores[k])
-    if scores[best] - max(reference.values()) < MARGIN:
+    if scores[best] - max(reference.values()) < compute_margin(apart):
         best = 1
     return Partition(groups(count or best), scores, reference)
+
+
+def compute_margin(apart: Square) -> float:
+    """By how much a silhouette must exceed those of surrogates: MARGIN, and less where all distances have most in
+    common (similarities near 0, as mutual nearest neighbours have), since that makes all silhouettes small alike.
+
+    >>> wide, narrow = (np.array([[0, 1.0, 1], [1, 0, far], [1, far, 0]]) for far in (3, 1.5))
+    >>> compute_margin(wide), compute_margin(narrow)
+    (0.05, 0.025)
+    """
+    values = apart[np.triu_indices(len(apart), 1)]
+    return MARGIN * float(np.clip(np.ptp(values) / np.median(values[values > 0]), NARROWEST, 1))
 
 
 def draw_surrogates(apart: Square) -> Iterator[Square]:
@@ -223,6 +236,11 @@ def compare_partitions(first: Sequence[Any] | np.ndarray, second: Sequence[Any] 
     """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
     codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (first, second)]
     return float(compute_adjusted_rand(codes[0][None], codes[1])[0])
+
+
+def have_groups(*partitions: Sequence[Any] | np.ndarray) -> bool:
+    """Says whether any of the partitions has several groups: two of one group agree whatever the layers are like."""
+    return any(len(np.unique(np.asarray(labels))) > 1 for labels in partitions)
 
 
 def parse(groups: Sequence[str], layers: int) -> Labels:

@@ -33,6 +33,7 @@ from repsim_cli.findings.partitions import (
     compare_partitions,
     find_contiguous_segments,
     find_spectral_clusters,
+    have_groups,
     list_layer_ranges,
     parse,
 )
@@ -83,7 +84,8 @@ class OfModel:
     groups: by method.
     as_given: by method, the group of every layer in as many groups as were given.
     agreement: adjusted Rand indices of the two methods, with the transformer blocks where every layer is of one of
-        several, and with the given groups, also of as many groups as these are.
+        several that have more layers, and with the given groups, also of as many groups as these are; none where both are one group, which
+        agree whatever the layers are like.
     """
 
     layers: list[str]
@@ -109,28 +111,23 @@ def find_sub_networks(
     if options.method != "spectral":
         makers["segments"] = lambda count: find_contiguous_segments(values, larger_is_closer, count=count)
     groups = {method: make(options.clusters) for method, make in makers.items()}
-    agreed = (
-        {" and ".join(groups): compare_partitions(*(x.labels for x in groups.values()))} if len(groups) == 2 else {}
-    )
+    sides: dict[str, tuple[Sequence[Any] | np.ndarray, ...]] = {}
+    if len(groups) == 2:
+        sides[" and ".join(groups)] = tuple(x.labels for x in groups.values())
     blocks = [read_block_number(name) for name in names]
-    if None not in blocks and len(set(blocks)) > 1:
-        agreed |= {
-            f"{method} and transformer blocks": compare_partitions(x.labels, blocks) for method, x in groups.items()
-        }
+    if None not in blocks and 1 < len(set(blocks)) < len(blocks):
+        sides |= {f"{method} and transformer blocks": (x.labels, blocks) for method, x in groups.items()}
     as_given = {}
     if given is not None:
-        count = len(np.unique(given))
-        as_given = {method: make(count).labels for method, make in makers.items()}
-        agreed |= {f"{method} and given": compare_partitions(x.labels, given) for method, x in groups.items()}
-        agreed |= {
-            f"{method}, as many, and given": compare_partitions(labels, given) for method, labels in as_given.items()
-        }
+        as_given = {method: make(len(np.unique(given))).labels for method, make in makers.items()}
+        sides |= {f"{method} and given": (x.labels, given) for method, x in groups.items()}
+        sides |= {f"{method}, as many, and given": (labels, given) for method, labels in as_given.items()}
     return OfModel(
         layers=names,
         following=((values + values.T) / 2).diagonal(1).tolist(),
         groups=groups,
         as_given=as_given,
-        agreement=agreed,
+        agreement={name: compare_partitions(*pair) for name, pair in sides.items() if have_groups(*pair)},
     )
 
 
@@ -146,10 +143,8 @@ def tables(every: ByModel) -> dict[str, Table]:
                 score = [groups.scores.get(count), groups.reference.get(count)]
                 rows.append([measure, model, method, count, named, *score])
             agreed += [[measure, model, pair, value] for pair, value in layers.agreement.items()]
-    return {
-        "sub-networks": Table(columns=COLUMNS, rows=rows),
-        "agreement of sub-networks": Table(columns=AGREEMENT, rows=agreed),
-    }
+    found = {"sub-networks": Table(columns=COLUMNS, rows=rows)}
+    return found | ({"agreement of sub-networks": Table(columns=AGREEMENT, rows=agreed)} if agreed else {})
 
 
 def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:

@@ -183,14 +183,14 @@ def _say_sub_networks(whole: Results) -> Iterator[Said]:
     for row in _list_table_records(whole, "sub-networks", "sub-networks"):
         if row["found by"] != "segments":
             continue
-        what = f"By {row['measure']}, {row['model']}"
+        measure, model, near = row["measure"], row["model"], "groups of neighbouring layers"
         if row["sub-networks"] == 1:
-            yield row["model"], f"{what} has no groups of neighbouring layers"
+            yield model, f"By {measure}, no {near} of {model} are told from a gradient or from noise"
         else:
             parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
             clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
-            count = f"{row['sub-networks']} groups of neighbouring layers"
-            yield row["model"], f"{what} parts into {count}{f' ({clear})' if clear else ''}"
+            found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
+            yield model, f"{found} ({clear})" if clear else found
 
 
 def _verify(whole: Results) -> Iterator[Said]:

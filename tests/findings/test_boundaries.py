@@ -68,9 +68,11 @@ def test_a_planted_boundary(tmp_path):
     assert gw["a"]["relative depth"] == pytest.approx(2 / 3)
     assert gw["a"]["mean distance"] == pytest.approx((36 + 5 * 18) / 36)
     assert gw["base"]["clearness"] <= 0 < gw["a"]["clearness"]
+    assert [gw[model]["clearer than without groups"] for model in distances] == ["no", "yes", "yes"]
     assert [gw[model]["sparsity"] for model in distances] == [None, 0.0, 0.7]
     assert found["cka", "b"]["boundary after"] == "resid_post@3"
     agreement = {row[0]: row[1:] for row in part.tables[AGREEMENT].rows}
+    assert agreement["base"] == [None, 0, 0, 0, None]  # gradients: no boundary that measures could agree on
     assert agreement["a"] == ["resid_post@5", 2, 2, 2, 1.0]
     assert agreement["b"][:4] == ["resid_post@2", 2, 1, 2]
     assert 0.5 < agreement["b"][4] < 1
@@ -94,12 +96,12 @@ def test_what_a_layer_has_with_itself_says_nothing_of_the_others(own):
 
 def test_stability_over_seeds(tmp_path):
     by_model = {"x_0": two_blocks(6), "x_1": two_blocks(6), "y_0": two_blocks(3), "y_1": STEPS, "alone": STEPS}
+    by_model |= {"z_0": STEPS, "z_1": STEPS}
     run = of_run(tmp_path, {"gw": (False, by_model)})
     about = {"kind": "live", "family": "", "layers": [], "widths": []}
     run.__dict__["models"] = {label: Facts(**about, entry=label[:-2] if "_" in label else "") for label in by_model}
     table = boundaries(run, Boundaries(), []).tables[STABILITY]
-    assert [row[:3] for row in table.rows] == [["gw", "x", 2], ["gw", "y", 2]]
-    assert [table.rows[0][3:], table.rows[1][4]] == [[1.0, 1.0], 0.0]
+    assert table.rows == [["gw", "x", 2, 1.0, 1.0], ["gw", "y", 2, None, 0.0], ["gw", "z", 2, None, None]]
 
 
 def judged(name, *given):

@@ -134,6 +134,25 @@ def test_noise_and_random_walks_seldom_have_groups(layers):
     assert found.reshape(2, 30, 2).mean(1).max() <= 0.1
 
 
+@pytest.mark.parametrize("layers", [8, 12])
+def test_groups_of_small_similarities_are_found(layers):
+    """Mutual nearest neighbours: 0.25 within, 0.02, which is chance, between; from 1 all are nearly as far."""
+    late, rng = np.arange(layers) >= layers // 2, np.random.default_rng(0)
+    noise = mirrored(rng.normal(0, 0.02, (layers, layers)))
+    planted_values = np.where(late[:, None] == late, 0.25, 0.02) + noise
+    for values, count in ((planted_values, 2), (0.02 + noise, 1)):
+        np.fill_diagonal(values, 1)
+        assert [groups.count for groups in both_ways(values, larger=True)] == [count, count]
+
+
+@pytest.mark.parametrize("offset", [0.5, 0.75, 0.9])
+def test_what_all_distances_have_in_common_makes_no_groups(offset):
+    made = [offset + (1 - offset) * values / values.max() for values in (walk(24, seed) for seed in range(30))]
+    for values in made:
+        np.fill_diagonal(values, 0)
+    assert np.mean([[groups.count > 1 for groups in both_ways(values)] for values in made]) <= 0.1
+
+
 def test_weak_groups_that_return_are_found():
     """In runs of layers apart, as attention maps are; under noise, and with a layer's copy."""
     labels = np.repeat([0, 1, 0, 2, 1, 2], [6, 3, 5, 4, 4, 5])
@@ -289,6 +308,10 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     assert list(one.groups) == ["segments"]
     assert one.groups["segments"].count == 3
     assert one.agreement == {}
+    gradient = np.abs(np.arange(12)[:, None] - np.arange(12.0))
+    none = find_sub_networks(gradient, [f"h{i}" for i in range(12)], False, SubNetworks(), None)
+    assert (none.groups["spectral"].count, none.agreement) == (1, {})  # one group each: no agreement
+    assert list(tables({"gw": {"m": none}})) == ["sub-networks"]
     assert [name.partition(",")[0] for name in curves({"gw": {"m": one}}, {"gw": "GW"})] == [
         "sub-networks",
         "to the next layer",

@@ -131,7 +131,7 @@ COURSE = Curve(
             {"tables": {"sub-networks": PARTS}},
             [
                 "By gw, m parts into 2 groups of neighbouring layers (silhouette 0.61; without groups 0.20)",
-                "By gw, n has no groups of neighbouring layers",
+                "By gw, no groups of neighbouring layers of n are told from a gradient or from noise",
             ],
         ),
         (
