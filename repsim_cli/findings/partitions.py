@@ -28,7 +28,7 @@ FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
 FLOOR = 0.25  # of the median: shorter distances count as this one in affinities and in residuals
 SURROGATES, MARGIN = 20, 0.05  # matrices without groups; by how much the best silhouette must exceed all of theirs
-NARROWEST = 0.1  # range of distances, of their median, below which the margin is as for this one
+NARROWEST, WIDE = 0.05, 0.5  # ranges of distances, of their median, between which the margin grows with the range
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def compute_margin(apart: Square) -> float:
     """By how much a silhouette must exceed those of surrogates: MARGIN, and less where all distances have most in
     common (similarities near 0, as mutual nearest neighbours have), since that makes all silhouettes small alike.
 
-    >>> wide, narrow = (np.array([[0, 1.0, 1], [1, 0, far], [1, far, 0]]) for far in (3, 1.5))
+    >>> wide, narrow = (np.array([[0, 1.0, 1], [1, 0, far], [1, far, 0]]) for far in (3, 1.25))
     >>> compute_margin(wide), compute_margin(narrow)
     (0.05, 0.025)
     """
     values = apart[np.triu_indices(len(apart), 1)]
-    return MARGIN * float(np.clip(np.ptp(values) / np.median(values[values > 0]), NARROWEST, 1))
+    return MARGIN * float(np.clip(np.ptp(values) / np.median(values[values > 0]), NARROWEST, WIDE)) / WIDE
 
 
 def draw_surrogates(apart: Square) -> Iterator[Square]:

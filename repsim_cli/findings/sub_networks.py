@@ -84,8 +84,8 @@ class OfModel:
     groups: by method.
     as_given: by method, the group of every layer in as many groups as were given.
     agreement: adjusted Rand indices of the two methods, with the transformer blocks where every layer is of one of
-        several that have more layers, and with the given groups, also of as many groups as these are; none where both are one group, which
-        agree whatever the layers are like.
+        several that have more layers, and with the given groups, also of as many groups as these are; none where both
+        are one group, which agree whatever the layers are like.
     """
 
     layers: list[str]
