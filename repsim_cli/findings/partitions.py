@@ -132,7 +132,7 @@ def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: 
 
 
 def compute_margin(apart: Square) -> float:
-    """By how much a silhouette must exceed those of surrogates: MARGIN, and less where all distances have most in
+    """Computes by how much a silhouette must exceed those of surrogates: MARGIN; less where distances have most in
     common (similarities near 0, as mutual nearest neighbours have), since that makes all silhouettes small alike.
 
     >>> wide, narrow = (np.array([[0, 1.0, 1], [1, 0, far], [1, far, 0]]) for far in (3, 1.25))
