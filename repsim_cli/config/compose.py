@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from repsim_cli.base.documents import check_yaml, find_interpolation
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.files import check_readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
@@ -41,6 +41,7 @@ from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
 MOST_JOBS = 10_000  # of a sweep
+LOST = ("UncompletedJobError", "TerminatedWorkerError", "BrokenProcessPool")  # of submitit and joblib: a job was killed
 ALONE = threading.RLock()  # Hydra composes one configuration at a time
 
 
@@ -211,7 +212,27 @@ def run_sweep(job: Callable[[Any], Any], words: list[str], primary: str, folder:
         config = loader.load_configuration(primary, words, RunMode.MULTIRUN)
         context = HydraContext(config_loader=loader, callbacks=Callback())  # type: ignore[arg-type]
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
-        sweeper.sweep(list(config.hydra.overrides.task))
+        with convert_launcher_errors(config.hydra.runtime.choices["hydra/launcher"]):
+            sweeper.sweep(list(config.hydra.overrides.task))
+
+
+@contextmanager
+def convert_launcher_errors(launcher: str) -> Iterator[None]:
+    """Turns what ends a launcher into an error of one line: BadInput where it does not start the jobs, RunFailed where
+    it loses one. Jobs raise nothing themselves, so that what the launcher of one process raises is a fault of ours."""
+    try:
+        yield
+    except (RepsimError, HydraException, OmegaConfBaseException):
+        raise
+    except Exception as error:
+        if launcher == "basic" or (isinstance(error, OSError) and error.filename != "sbatch"):
+            raise
+        said = " ".join(str(error).replace("sbatch: error: ", "").split())[:300] or type(error).__name__
+        if type(error).__name__ in LOST:
+            raise RunFailed(f"hydra/launcher: {launcher} lost a job, got '{said}'; run the sweep again") from None
+        raise BadInput(
+            f"hydra/launcher: {launcher} does not start the jobs, got '{said}'; change hydra.launcher.*, or drop it"
+        ) from None
 
 
 def print_as_hydra(words: list[str], primary: str) -> int:

@@ -103,7 +103,7 @@ class ModelBlocks:
 
     @property
     def clear(self) -> bool:
-        """Whether there is a boundary: in a smooth gradient two groups of least cost mean nothing."""
+        """Says whether there is a boundary: in a smooth gradient two groups of least cost mean nothing."""
         return self.clearness > 0
 
     @property

@@ -66,8 +66,10 @@ def find(run: str, root: Path | None = None) -> Path:
 
 
 def find_sweep(name: str) -> Path | None:
-    """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
-    candidates = [Path(name), *sorted(find_outputs_root().glob(f"*/{name}"))] if name else []
+    """The sweep folder that a path, also one under the root of runs, or a folder's name means; None where it is not a
+    sweep."""
+    root = find_outputs_root()
+    candidates = [Path(name), root / name, *sorted(root.glob(f"*/{name}"))] if name else []
     for folder in reversed(candidates):
         if folder.is_dir() and not (folder / "manifest.json").is_file() and list_jobs(folder):
             return folder

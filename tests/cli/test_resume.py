@@ -17,6 +17,8 @@ from helpers.nights import nightly
 from helpers.recorded import recorded
 from helpers.timers import set_timers
 
+from repsim_cli.base.errors import RunFailed
+from repsim_cli.config.compose import convert_launcher_errors
 from repsim_cli.runs import folders, reader, results
 
 SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
@@ -436,6 +438,29 @@ def test_the_slurm_launcher_composes():
     launcher = config.hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert (launcher.timeout_min, launcher.gpus_per_node, launcher.partition) == (240, 1, "gpu")
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])
+def test_a_launcher_that_does_not_start_the_jobs_is_one_line(repsim, tmp_path, monkeypatch, launcher):
+    pytest.importorskip("submitit")
+    for command in ("sbatch", "srun"):
+        (tmp_path / command).write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    code, _, err = repsim("run", "-m", f"hydra/launcher={launcher}", *SMALL, "seed=0,1")
+    said = f"hydra/launcher: {launcher} does not start the jobs, got 'Invalid account'; change hydra.launcher.*"
+    assert (code, f"error: {said}, or drop it" in err, "Traceback" in err) == (2, True, False)
+
+
+def test_a_launcher_that_loses_a_job_is_one_line():
+    class UncompletedJobError(Exception):
+        pass
+
+    said = "hydra/launcher: slurm lost a job, got 'killed'; run the sweep again"
+    with pytest.raises(RunFailed, match=said), convert_launcher_errors("slurm"):
+        raise UncompletedJobError("killed")
+    with pytest.raises(ValueError, match="ours"), convert_launcher_errors("basic"):
+        raise ValueError("ours")
 
 
 def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
