@@ -113,16 +113,29 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 
 
 def refuse_units(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
-    """Gives the verdicts; claims over models cannot be tested where all models of a run are untrained, or some are
-    copies of each other, which are no independent units."""
-    why = ""
+    """Gives the verdicts; claims over models cannot be tested where all models of a run are untrained, where some are
+    copies of each other, or where groups that are held against others have whole trainings: none of these are
+    independent units."""
+    whys = {claim.name: why for claim in claims if claim.unit != "fact" and (why := _say_dependent(run, claim))}
+    by_name = {claim.name: claim for claim in claims}
+    return [
+        by_name[each.name].untestable(each.measure, whys[each.name]) if each.name in whys else each for each in verdicts
+    ]
+
+
+def _say_dependent(run: Finished, claim: Claim) -> str:
+    """Says why the models of a run are no independent units of a claim; empty where they are."""
     if run.models and run.untrained >= run.models.keys():
-        why = "needs trained models, got untrained ones"
-    elif run.copies:
+        return "needs trained models, got untrained ones"
+    if run.copies:
         named = "; ".join(f"{', '.join(group[:-1])} and {group[-1]}" for group in run.copies)
-        why = f"needs models that are independent, got copies: {named}; keep one of them"
-    by_name = {claim.name: claim for claim in claims if claim.unit != "fact"} if why else {}
-    return [by_name[each.name].untestable(each.measure, why) if each.name in by_name else each for each in verdicts]
+        return f"needs models that are independent, got copies: {named}; keep one of them"
+    if claim.groups and run.whole_trainings:
+        return (
+            "needs models that could be in either group, got all seeds of a training in one: "
+            f"{', '.join(run.whole_trainings)}; group one seed of each, or the seeds of one"
+        )
+    return ""
 
 
 def note_short(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:

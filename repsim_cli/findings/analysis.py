@@ -5,6 +5,7 @@ plan of a run before any weight loads. Its file holds its claims and its figures
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -116,6 +117,19 @@ class Finished:
                 found |= dict.fromkeys(found[first], found[first])
         groups = {id(group): [label for label in given if label in group] for group in found.values() if len(group) > 1}
         return list(groups.values())
+
+    @cached_property
+    def whole_trainings(self) -> list[str]:
+        """The entries of several seeds whose models all are in one group, where a group has several of these: groups
+        then differ as trainings do, whatever they stand for."""
+        of = {model: name for name, members in self.groups.items() for model in members}
+        homes: dict[str, set[str]] = {}
+        for label, entry in self.seeds.items():
+            if label in of:
+                homes.setdefault(entry, set()).add(of[label])
+        seeds = Counter(entry for label, entry in self.seeds.items() if label in of)
+        whole = {entry: next(iter(groups)) for entry, groups in homes.items() if len(groups) == 1 and seeds[entry] > 1}
+        return list(whole) if max(Counter(whole.values()).values(), default=0) > 1 else []
 
     @property
     def trained(self) -> dict[str, list[str]]:

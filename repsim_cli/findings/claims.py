@@ -93,6 +93,7 @@ class Claim:
     module: where it is written; the analysis of this file tests it.
     on: the kind of result that its function takes.
     of: how the models that it rests on were trained (`content.BY_BLOCK`, ...); empty: it rests on all of the run.
+    groups: whether it holds the groups of models against other ways to group them.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Claim:
     module: str
     on: str
     of: tuple[str, ...]
+    groups: bool
     function: Callable[..., Weighed | Fact | Untestable]
 
     @property
@@ -134,7 +136,7 @@ class Claim:
         return replace(self, function=lambda: Untestable(why)).verdict(measure)
 
 
-def claim(
+def claim(  # noqa: PLR0913 - what a claim declares
     source: str,
     *,
     statistic: str,
@@ -143,6 +145,7 @@ def claim(
     on: str = "",
     of: tuple[str, ...] = (),
     published: Side = "above",
+    groups: bool = False,
 ) -> Callable[[Callable[..., Weighed | Fact | Untestable]], Claim]:
     """Registers a claim under its function's name; the docstring is the paper's sentence, the file the analysis."""
 
@@ -158,6 +161,7 @@ def claim(
             module=function.__module__,
             on=on,
             of=of,
+            groups=groups,
             function=function,
         )
         registry.claims.register(made.name, made)(function)

@@ -207,6 +207,7 @@ def _compute_separation(depths: Depths, at: np.ndarray) -> Permuted:
     statistic="similarity beyond 75 % of the depth: pairs within groups minus pairs between",
     threshold=0.0,
     unit="model",
+    groups=True,
 )
 def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     """In late layers models of two groups are less similar than models of one."""
@@ -219,6 +220,7 @@ def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     threshold=ALIKE,
     unit="model",
     published="below",
+    groups=True,
 )
 def groups_alike_early(depths: Depths) -> Weighed | Untestable:
     """In early layers similarity does not tell the groups apart."""

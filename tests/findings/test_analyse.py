@@ -307,3 +307,31 @@ def test_claims_are_not_tested_on_copies(beside, named, tmp_path):
     assert of_models.why == (
         f"needs models that are independent, got copies: {named}; keep one of them" if named else ""
     )
+
+
+@pytest.mark.parametrize(
+    ("groups", "whole"),
+    [
+        ({"x": ["a_0", "a_1", "b_0", "b_1"], "y": ["c_0", "c_1", "d_0", "d_1"]}, ["a", "b", "c", "d"]),
+        ({"x": ["a_0", "a_1", "b_0", "b_1"], "y": ["c_0"]}, ["a", "b"]),
+        ({"x": ["a_0", "a_1"], "y": ["c_0", "c_1"]}, []),  # the seeds of two trainings
+        ({"x": ["a_0", "b_0", "c_0"], "y": ["a_1", "b_1", "c_1"]}, []),
+        ({"x": ["a_0", "b_0"], "y": ["c_0", "d_0"]}, []),
+        ({}, []),
+    ],
+)
+def test_groups_of_whole_trainings_are_not_held_against_other_groups_of_models(groups, whole, tmp_path):
+    facts = {
+        f"{entry}_{seed}": {"kind": "live", "family": "", "layers": [], "widths": [], "entry": entry}
+        for entry in "abcd"
+        for seed in (0, 1)
+    }
+    manifest = {"facts": facts, "groups": groups}
+    run = Finished(folder=tmp_path, manifest=manifest, results=Results(study="similarity"))
+    assert run.whole_trainings == whole
+    claims = find_claims(["groups_differ_late", "falls_with_layer_distance"])
+    given = [replace(claim.untestable("cka", ""), verdict="holds", p=0.01) for claim in claims]
+    of_groups, other = refuse_units(given, run, claims)
+    assert other.verdict == "holds"
+    assert of_groups.verdict == (UNTESTABLE if whole else "holds")
+    assert ("all seeds of a training in one: " + ", ".join(whole) in of_groups.why) == bool(whole)

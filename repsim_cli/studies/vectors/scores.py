@@ -24,7 +24,7 @@ MAPS_COLUMNS = [
 ]  # fmt: skip
 BLOCK = 1024  # queries whose similarities with the store are held at a time
 LEVEL = 0.95
-PAIRINGS = 200  # random ones, for the reach of chance
+PAIRINGS = 100  # random ones, for the reach of chance
 
 
 class MapScore(NamedTuple):
