@@ -22,6 +22,7 @@ MEASURES = [
 NEAR = 0.02  # measures whose scores differ by no more in any test count as one
 EQUAL = 1e-12  # scores that differ by no more are equal
 STABLE = 0.95  # Spearman's rho with all rows, from which on a measure ranks similarities as it does on all of them
+FEWEST = 5  # models of a test from which on it is said which measures are ahead of others
 
 
 class Case(NamedTuple):
@@ -180,7 +181,8 @@ def list_grades(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
 
 class Standing(NamedTuple):
     """A measure over all tests in which it has a score. missed: how many it has none in. ahead, behind: of how many
-    other measures, where the interval of the difference of both mean ranks does not hold 0; None without intervals."""
+    other measures, where the interval of the difference of both mean ranks does not hold 0, pair by pair; None without
+    intervals, and of fewer than FEWEST models: ranks of three jump, so that 0.2 of measures of noise would be ahead."""
 
     measure: str
     mean: float
@@ -231,7 +233,8 @@ def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
             low, high = max(1.0, float(means[i] - half[i])), min(float(groups), float(means[i] + half[i]))
             told, tests_of = not np.isnan(half[i]), (int(count), len(tests) - int(count))
             ends = (low, high) if told else (None, None)
-            others = (int(ahead[i].sum()), int(ahead[counts > 0, i].sum())) if told else (None, None)
+            sure = told and freedom >= FEWEST - 1
+            others = (int(ahead[i].sum()), int(ahead[counts > 0, i].sum())) if sure else (None, None)
             rows.append(Standing(label, float(means[i]), *ends, *tests_of, *others))
     return sorted(rows, key=lambda row: row.mean)
 
