@@ -11,10 +11,12 @@ from repsim_cli.base.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import Figures, Style, read_figure_settings, save
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
+from repsim_cli.findings.answering import list_directed_pairs
 from repsim_cli.findings.claims import Claim, find_claims
 from repsim_cli.findings.complete import complete
+from repsim_cli.findings.sentences import is_chance
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import Matrix, Results, Verdict
+from repsim_cli.runs.content import Matrix, Measured, Results, Verdict
 from repsim_cli.runs.results import Progress, Run, quiet
 
 MAPS = "maps"  # the analysis whose figures show cells without a value; others do without their layers
@@ -115,12 +117,29 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 def refuse_units(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
     """Gives the verdicts; claims over models cannot be tested where all models of a run are untrained, where some are
     copies of each other, or where groups that are held against others have whole trainings: none of these are
-    independent units."""
-    whys = {claim.name: why for claim in claims if claim.unit != "fact" and (why := _say_dependent(run, claim))}
-    by_name = {claim.name: claim for claim in claims}
-    return [
-        by_name[each.name].untestable(each.measure, whys[each.name]) if each.name in whys else each for each in verdicts
-    ]
+    independent units. Claims across models cannot where no two have anything in common beyond chance: then levels of
+    chance are compared."""
+    by_name = {claim.name: claim for claim in claims if claim.unit != "fact"}
+    dependent = {name: _say_dependent(run, claim) for name, claim in by_name.items()}
+    measures = run.results.measures if any(claim.across for claim in by_name.values()) else []
+    unrelated = [measured.label for measured in measures if _are_all_unrelated(run, measured)]
+
+    def refuse(each: Verdict) -> Verdict:
+        if each.name not in by_name:
+            return each
+        why = dependent[each.name]
+        if not why and by_name[each.name].across and any(f"{each.measure},".startswith(f"{x},") for x in unrelated):
+            why = "needs two models that have something in common beyond chance by this measure"
+        return by_name[each.name].untestable(each.measure, why) if why else each
+
+    return [refuse(each) for each in verdicts]
+
+
+def _are_all_unrelated(run: Finished, measured: Measured) -> bool:
+    """Tells whether a measure is between different models, none of which has anything in common with another beyond
+    chance."""
+    found = [is_chance(measured, sides) for sides in list_directed_pairs(measured, run.keep)]
+    return bool(found) and all(found)
 
 
 def _say_dependent(run: Finished, claim: Claim) -> str:
@@ -130,7 +149,7 @@ def _say_dependent(run: Finished, claim: Claim) -> str:
     if run.copies:
         named = "; ".join(f"{', '.join(group[:-1])} and {group[-1]}" for group in run.copies)
         return f"needs models that are independent, got copies: {named}; keep one of them"
-    if claim.groups and run.whole_trainings:
+    if claim.across == "groups" and run.whole_trainings:
         return (
             "needs models that could be in either group, got all seeds of a training in one: "
             f"{', '.join(run.whole_trainings)}; group one seed of each, or the seeds of one"

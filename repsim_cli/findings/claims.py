@@ -23,6 +23,7 @@ from repsim_cli.runs.content import Verdict
 
 HOLDS, FAILS, UNCLEAR, UNTESTABLE = "holds", "fails", "unclear", "not testable here"
 Side = Literal["above", "below"]
+Across = Literal["", "models", "groups"]
 Unit = Literal["model", "seed", "pair of models", "task", "fact"]
 
 
@@ -93,7 +94,8 @@ class Claim:
     module: where it is written; the analysis of this file tests it.
     on: the kind of result that its function takes.
     of: how the models that it rests on were trained (`content.BY_BLOCK`, ...); empty: it rests on all of the run.
-    groups: whether it holds the groups of models against other ways to group them.
+    across: whether it compares the similarity of different models, or holds their groups against other ways to group
+        them.
     """
 
     name: str
@@ -106,7 +108,7 @@ class Claim:
     module: str
     on: str
     of: tuple[str, ...]
-    groups: bool
+    across: Across
     function: Callable[..., Weighed | Fact | Untestable]
 
     @property
@@ -145,7 +147,7 @@ def claim(  # noqa: PLR0913 - what a claim declares
     on: str = "",
     of: tuple[str, ...] = (),
     published: Side = "above",
-    groups: bool = False,
+    across: Across = "",
 ) -> Callable[[Callable[..., Weighed | Fact | Untestable]], Claim]:
     """Registers a claim under its function's name; the docstring is the paper's sentence, the file the analysis."""
 
@@ -161,7 +163,7 @@ def claim(  # noqa: PLR0913 - what a claim declares
             module=function.__module__,
             on=on,
             of=of,
-            groups=groups,
+            across=across,
             function=function,
         )
         registry.claims.register(made.name, made)(function)

@@ -165,7 +165,7 @@ def make_group_distances(groups: Members, values: Square, seed: int) -> GroupDis
     statistic="mean distance between groups minus within",
     threshold=0.0,
     unit="model",
-    groups=True,
+    across="groups",
 )
 def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Untestable:
     """Models of two groups are farther apart than models of one."""
@@ -180,7 +180,7 @@ def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Unte
     statistic="adjusted Rand index of hierarchical clusters and groups",
     threshold=0.5,
     unit="model",
-    groups=True,
+    across="groups",
 )
 def clusters_are_the_groups(models: GroupDistances) -> Weighed | Untestable:
     """The groups form two distinct clusters; here these come from distances alone."""

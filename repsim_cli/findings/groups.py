@@ -207,7 +207,7 @@ def _compute_separation(depths: Depths, at: np.ndarray) -> Permuted:
     statistic="similarity beyond 75 % of the depth: pairs within groups minus pairs between",
     threshold=0.0,
     unit="model",
-    groups=True,
+    across="groups",
 )
 def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     """In late layers models of two groups are less similar than models of one."""
@@ -220,7 +220,7 @@ def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     threshold=ALIKE,
     unit="model",
     published="below",
-    groups=True,
+    across="groups",
 )
 def groups_alike_early(depths: Depths) -> Weighed | Untestable:
     """In early layers similarity does not tell the groups apart."""

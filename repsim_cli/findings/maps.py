@@ -76,6 +76,7 @@ def _average_by_lag(square: np.ndarray) -> np.ndarray:
     threshold=0.0,
     unit="model",
     on="map",
+    across="models",
 )
 def early_layers_agree(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Across models, early layers are more similar than late ones."""
@@ -88,6 +89,7 @@ def early_layers_agree(whole: ClaimMap, values: np.ndarray) -> Weighed | Untesta
     threshold=0.0,
     unit="model",
     on="map",
+    across="models",
 )
 def pythia_2_8b_stands_apart(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """2.8b is less similar to 1b, 1.4b and 6.9b than these are to each other."""
@@ -139,6 +141,7 @@ def _take_equal_depths(block: np.ndarray, steps: int) -> np.ndarray:
     threshold=0.0,
     unit="model",
     on="map",
+    across="models",
 )
 def same_family_is_closer(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Models of one family are more similar than models of different families."""
@@ -173,6 +176,7 @@ def same_family_is_closer(whole: ClaimMap, values: np.ndarray) -> Weighed | Unte
     threshold=0.0,
     unit="model",
     on="map",
+    across="models",
 )
 def lower_layers_agree_across_families(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Across architectures, lower layers are more similar than higher ones."""

@@ -1,11 +1,13 @@
 """`repsim analyse` and `repsim claims`: from the run folder alone, to the same bytes; and what they refuse."""
 
+import itertools
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.recorded import recorded
 from helpers.small_run import SMALL
@@ -17,7 +19,7 @@ from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_c
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader, results
-from repsim_cli.runs.content import BY_BLOCK, COPIES, END_TO_END, Results, Table
+from repsim_cli.runs.content import BY_BLOCK, CHANCE, COPIES, END_TO_END, Matrix, Measured, Results, Side, Table
 from repsim_cli.studies.stitching.finding_penalties import Penalties, penalties
 
 
@@ -335,3 +337,34 @@ def test_groups_of_whole_trainings_are_not_held_against_other_groups_of_models(g
     assert other.verdict == "holds"
     assert of_groups.verdict == (UNTESTABLE if whole else "holds")
     assert ("all seeds of a training in one: " + ", ".join(whole) in of_groups.why) == bool(whole)
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_claims_across_models_need_two_that_have_something_in_common(common, tmp_path):
+    """By the measure's chance: two models beyond it are enough, and claims within models are tested all the same."""
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "chance.npy", np.full((2, 2), 0.2))
+    facts = {label: {"kind": "live", "family": "", "layers": ["x", "y"], "widths": [4, 4]} for label in "abc"}
+    matrices = []
+    for number, (a, b) in enumerate(itertools.combinations("abc", 2)):
+        values = np.array([[0.21, 0.2], [0.19, 0.2]]) + (0.5 if common and not number else 0.0)
+        np.save(tmp_path / "arrays" / f"{number}.npy", values)
+        sides = [Side(model=model, layers=["x", "y"]) for model in (a, b)]
+        details = {CHANCE: "arrays/chance.npy"}
+        matrices.append(Matrix(rows=sides[0], columns=sides[1], values=f"arrays/{number}.npy", details=details))
+    card = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "CKA"}
+    chance = {"units": "rows", "spread": 0.01, "mean": "exact", "orders": 8}
+    measured = Measured(name="cka", label="cka", settings={}, estimate={}, card=card, matrices=matrices, chance=chance)
+    run = Finished(folder=tmp_path, manifest={"facts": facts}, results=Results(study="similarity", measures=[measured]))
+    claims = find_claims(["early_layers_agree", "groups_differ_late", "falls_with_layer_distance"])
+    given = [
+        replace(claim.untestable(of, ""), verdict="holds", p=0.01)
+        for claim, of in zip(claims, ("cka", "cka, layers", "cka"), strict=True)
+    ]
+    across, of_groups, within = refuse_units(given, run, claims)
+    assert within.verdict == "holds"
+    for each in (across, of_groups):
+        assert each.verdict == ("holds" if common else UNTESTABLE)
+        assert each.why == (
+            "" if common else "needs two models that have something in common beyond chance by this measure"
+        )

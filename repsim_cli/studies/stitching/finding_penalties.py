@@ -43,7 +43,7 @@ class Penalties:
     threshold=0.0,
     unit="model",
     on=PENALTY,
-    groups=True,
+    across="groups",
 )
 def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
     """Beyond 75 % of the depth stitching between groups costs more than within."""

@@ -25,7 +25,7 @@ from repsim_cli.engine.study import OfRows
 from repsim_cli.engine.validity import COPIED
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.vectors.fits import KINDS, MapFit, Rows, centre
+from repsim_cli.studies.vectors.fits import KINDS, From, MapFit, Rows, To, centre
 from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
@@ -264,7 +264,7 @@ class VectorMaps(StudyOfRows):
         )
 
 
-def list_copies(layers: Sequence[Layer], pair: Sequence[Rows], held_out: Int[np.ndarray, " k"]) -> Iterator[str]:
+def list_copies(layers: Sequence[Layer], pair: tuple[From, To], held_out: Int[np.ndarray, " k"]) -> Iterator[str]:
     """Says of which layer so many held-out rows stand twice, there or among the fitted rows, that what maps keep of
     them says little of new rows. pair: all rows of both layers."""
     for layer, rows in zip(layers, pair, strict=True):
