@@ -49,6 +49,7 @@ FORMS = (
     (KL_WITHOUT, False, "the next token needs {where} least (KL {span} nats without one{end})"),
     (INFLUENCE, False, "rows turn least at {where} (1 - cosine {span}{end})"),
 )
+OF_LAST = {DIMENSION: "dimension", RANK: "rank", ALIKE: "CKA", SAME_CLASS: "classes"}  # of last tokens, in the note
 BLOCK = "block "
 SAID = 2  # models of which the title says where
 INDEPENDENT = 120.0  # degrees between steps from one random row to the next
@@ -93,6 +94,8 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+    if column == SAME_CLASS and layers[best][BY_CHANCE] is not None:
+        span += f", chance {layers[best][BY_CHANCE]:.3g}"
     word, _ = make_layer_namer([row["layer"] for row in layers])
     if len(alike) == len(known):
         return f"no layer stands out by {MEANT[column].partition(',')[0]} ({span})"
@@ -193,7 +196,8 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     column, highest, form = FORMS[0]
     found = [(model, say_extreme(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
-    k = run.results.about["k"]
+    k, drawn = run.results.about["k"], {curves[0].about["quantity"] for curves in groups}
+    of_last = [short for quantity, short in OF_LAST.items() if quantity in drawn]
     set_headline(
         figure,
         *(
@@ -201,7 +205,7 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
             if len(found) <= SAID
             else [f"Layers of {list_models(list(rows))}"]
         ),
-        f"dimension (neighbours {k} and {2 * k}), rank, CKA: of the last tokens of texts; the others: of all tokens",
+        f"dimension of neighbours {k} and {2 * k}; {', '.join(of_last)}: last tokens of texts; others: all tokens",
     )
     return figure
 

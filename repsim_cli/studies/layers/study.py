@@ -250,6 +250,9 @@ class Layers(Study):
         texts = counts > 0
         documents = select_text_values(counts, units)
         classes = None if given.labels is None else select_text_values(counts, given.labels.codes)
+        if classes is not None and len(np.unique(classes)) < 2:
+            run.warn("the texts that are read are of one class alone: whether neighbours share it says nothing")
+            classes = None
         sizes = torch.from_numpy(counts[texts]).double()
         order = order_layers([layer.name for layer in reading.layers])
         rows, errors, scales, before = [], [], [], None

@@ -133,6 +133,27 @@ def test_classes_of_texts_and_a_model_without_a_head(repsim, newest, tiny_folder
     assert "no block is left out (" in " ".join(reader.read_manifest(newest())["warnings"])
 
 
+def test_texts_of_one_class_tell_nothing(repsim, newest, tmp_path):
+    rows = "".join(f"the {'cat ' * (1 + i % 7)}sat on mat {i},1\n" for i in range(40))
+    (tmp_path / "one.csv").write_text("text,label\n" + rows)
+    words = [word for word in WORDS if word != "data=embedded"]
+    given = ("data=table", f"data.path={tmp_path}/one.csv", "data.text=text", "data.label=label", "options.without=0")
+    code, out, err = repsim(*words, *given, "+model.mine={kind: shipped, name: tiny_a}")
+    assert code == 0, err
+    assert (
+        {row["same class"] for row in table(newest())} == {row["class by chance"] for row in table(newest())} == {None}
+    )
+    assert "share a class" not in out
+    said = "the texts that are read are of one class alone: whether neighbours share it says nothing"
+    assert said in reader.read_manifest(newest())["warnings"]
+
+
+def test_shares_of_classes_stand_beside_chance():
+    layers = [{"layer": f"resid_post@{i}", "same class": 0.5 + i / 99, "class by chance": 0.498} for i in range(3)]
+    said = say_extreme(layers, [{"same class": 0.3}] * 3, "same class", True, "")
+    assert said == "no layer stands out by neighbours of the same class (0.5 to 0.52, chance 0.498)"
+
+
 def test_layers_that_cannot_be_told_apart_are_named_together():
     layers = [{"layer": f"resid_post@{i}", "dimension": value} for i, value in enumerate((3.0, 7.0, 8.0, 4.0))]
     errors = [{"dimension": 0.5} for _ in layers]
