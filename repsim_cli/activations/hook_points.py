@@ -70,6 +70,10 @@ class HookPoint:
 LOGITS = HookPoint("logits")  # of a whole model, with its output head; not for configurations
 
 
+class NoSuchLayer(BadInput):
+    """A layer that was selected for all hook points, and that the model does not have."""
+
+
 def parse(name: str) -> HookPoint:
     """The hook point of this name.
 
@@ -95,6 +99,8 @@ def choose_hook_points(label: str, source: Source, extract: Extract) -> list[Hoo
     """The hook points that are read of a model: those of its entry, or of the run. Raises BadInput, key path first."""
     try:
         return expand(list(source.hook_points) or extract.hook_points, extract.layers, source)
+    except NoSuchLayer as error:
+        raise BadInput(f"extract.layers, model.{label}: {error}") from None
     except BadInput as error:
         where = f"model.{label}.hook_points" if source.hook_points else f"extract.hook_points, model.{label}"
         raise BadInput(f"{where}: {error}") from None
@@ -121,7 +127,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
         elif isinstance(layers, str):
             points += _list_in_blocks(point, depth, source)
         else:
-            points += [replace(point, layer=_resolve_layer_number(layer, depth, "layers")) for layer in layers]
+            points += [replace(point, layer=_resolve_layer_number(layer, depth)) for layer in layers]
     points = [single for point in points for single in _expand_heads(point, source)]
     if not points:
         raise BadInput(f"no hook point is left, got layers {layers} of a model with {source.layers}; select some")
@@ -223,10 +229,12 @@ def _find_layer_heads(point: HookPoint, source: Source) -> Heads | None:
     return stack_of(point, source).heads.get(point.layer)
 
 
-def _resolve_layer_number(layer: int, depth: int, where: str) -> int:
+def _resolve_layer_number(layer: int, depth: int, name: str = "") -> int:
+    """Raises BadInput for a layer that the model does not have; NoSuchLayer where it is no hook point's own."""
     if not -depth <= layer < depth:
         has = f"layers 0 to {depth - 1}" if depth else "no blocks"
-        raise BadInput(f"{where}: layer out of range, got {layer}; the model has {has}")
+        said = f"layer out of range, got {layer}; the model has {has}"
+        raise BadInput(f"{name}: {said}") if name else NoSuchLayer(said)
     return layer % depth
 
 

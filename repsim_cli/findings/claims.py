@@ -74,7 +74,8 @@ def judge(value: float, threshold: float, evidence: Evidence, published: Side = 
     if not math.isfinite(value):
         return Judgement(verdict=UNTESTABLE, value=None, why="a value that it rests on is not known", **units)
     if evidence.smallest >= 1:  # no p at all
-        return Judgement(verdict=UNTESTABLE, value=value, why=f"needs {evidence.needs}, got {evidence.how}", **units)
+        why = f"needs {evidence.needs} with a value, got {evidence.how}"  # others may be in the run
+        return Judgement(verdict=UNTESTABLE, value=value, why=why, **units)
     if evidence.smallest > LEVEL:
         why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs {evidence.needs}"
         return Judgement(verdict=UNTESTABLE, value=value, why=why, **numbers)

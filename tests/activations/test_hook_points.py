@@ -248,7 +248,7 @@ def test_a_module_that_never_runs_is_an_error(tiny_folder):
     [
         (["resid_pots"], "all", "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
         (["resid_post@9"], "all", "resid_post@9: layer out of range, got 9; the model has layers 0 to 2"),
-        (["resid_post"], [3], "layers: layer out of range, got 3; the model has layers 0 to 2"),
+        (["resid_post"], [3], "layer out of range, got 3; the model has layers 0 to 2"),
         (
             ["resid_mid"],
             "all",

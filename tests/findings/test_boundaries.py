@@ -80,7 +80,11 @@ def test_a_planted_boundary(tmp_path):
     assert len(verdicts) == 3 * 2 + 1
     apart = verdicts["fine_tuning_parts_blocks", "gromov_wasserstein"]
     assert apart.value == pytest.approx(np.log(3.5) - np.log(STEPS.sum() / 72))
-    assert (apart.verdict, apart.why, apart.over) == (UNTESTABLE, "needs 3 models, got 2 models", "2 models")
+    assert (apart.verdict, apart.why, apart.over) == (
+        UNTESTABLE,
+        "needs 3 models with a value, got 2 models",
+        "2 models",
+    )
 
 
 @pytest.mark.parametrize("own", [9.0, 500.0, np.nan])
@@ -133,7 +137,7 @@ def test_what_cannot_be_tested_and_why():
         "needs the measure gromov_wasserstein, and others"
     )
     one = {name: parted(base=STEPS, a=two_blocks(6)) for name in ("gromov_wasserstein", "cka")}
-    assert judged("gromov_wasserstein_is_clearest", one).why == "needs 3 models, got 1 model"
+    assert judged("gromov_wasserstein_is_clearest", one).why == "needs 3 models with a value, got 1 model"
 
 
 def test_too_few_blocks_are_refused_before_the_run(repsim):

@@ -249,10 +249,10 @@ def test_too_few_models():
     }
     whys = [ALL[name](*given).why for name, given in few.items()]
     assert whys == [
-        "needs 3 models, got 2 models",
-        "needs 3 models, got 1 model",
+        "needs 3 models with a value, got 2 models",
+        "needs 3 models with a value, got 1 model",
         "needs layers of 3 models with features that correlate",
-        "needs 3 models, got 2 models",
+        "needs 3 models with a value, got 2 models",
         "needs data with classes",
     ]
 
@@ -307,7 +307,7 @@ def test_stitches_of_three_pairs():
     found = claim(records, kinds)
     assert (found.verdict, found.value, found.units) == (HOLDS, pytest.approx(0.2), 3)
     two = claim([one for one in records if "1" not in one["head"]], kinds)
-    assert (two.verdict, two.why) == (UNTESTABLE, "needs 3 pairs of models, got 2 pairs of models")
+    assert (two.verdict, two.why) == (UNTESTABLE, "needs 3 pairs of models with a value, got 2 pairs of models")
 
 
 def test_an_inner_sum_that_no_probe_tells_is_no_finding():
@@ -322,5 +322,5 @@ def test_an_inner_sum_that_no_probe_tells_is_no_finding():
     assert claim(replace(told, lowest=dict.fromkeys(linear, 0.0), mlp={})).verdict == FAILS
     assert (
         claim(replace(told, trained={END_TO_END: seeds[:1]})).why
-        == "needs 3 seeds, got 1 seed, and MLPs with a mean error of 0"
+        == "needs 3 seeds with a value, got 1 seed, and MLPs with a mean error of 0"
     )

@@ -43,7 +43,11 @@ def test_the_rule():
     assert (few.verdict, few.value, few.units) == (UNTESTABLE, 1.0, 3)
     assert few.why == "no p below 0.17 can be reached (6 orders); needs 5 models"
     two = judge(1.0, 0.0, weigh_mean([1.0, 1.1], 0.0, "pair of models"))
-    assert (two.verdict, two.why, two.p) == (UNTESTABLE, "needs 3 pairs of models, got 2 pairs of models", None)
+    assert (two.verdict, two.why, two.p) == (
+        UNTESTABLE,
+        "needs 3 pairs of models with a value, got 2 pairs of models",
+        None,
+    )
 
 
 def test_errors_and_chance():

@@ -309,7 +309,7 @@ def test_claims_on_similarity_and_distance():
     assert groups_alike_early(gone).why.startswith("the groups do not differ in late layers (p = ")
     assert penalties.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
     pair = replace(here, groups=models(2), values=here.values[:2, :2])
-    why = "needs 3 models, got 2 models"
+    why = "needs 3 models with a value, got 2 models"
     assert penalties.early_layers_cost_little(pair).why == why
     found = make_group_distances(groups, combine_layer_distances(here.values), 0)
     assert between_group_distances_are_larger(found).verdict == "holds"

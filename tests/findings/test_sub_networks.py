@@ -378,7 +378,7 @@ def test_claims_on_sub_networks():
     labels, given = [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]
     published = layer_wise_groups_are_the_published(Clustered(labels=[np.array(labels)], given=np.array(given)))
     assert published.value == pytest.approx(sklearn.metrics.adjusted_rand_score(labels, given))
-    assert (published.verdict, published.why) == ("not testable here", "needs 3 seeds, got 1 seed")
+    assert (published.verdict, published.why) == ("not testable here", "needs 3 seeds with a value, got 1 seed")
     why = "needs sub_networks.given of a model trained block by block, and 3 seeds of it"
     assert layer_wise_groups_are_the_published(Clustered([3])).why == why
 

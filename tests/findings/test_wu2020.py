@@ -118,12 +118,12 @@ def test_localization_counts_trainings_where_there_are_several():
     )  # fmt: skip
     (claim,) = find_claims(["fine_tuning_delocalizes_the_top"])
     judgement = claim(found)
-    assert (judgement.value, judgement.why) == (pytest.approx(0.2), "needs 3 tasks, got 2 tasks")
+    assert (judgement.value, judgement.why) == (pytest.approx(0.2), "needs 3 tasks with a value, got 2 tasks")
     three = claim(replace(found, entries={}))
     assert (three.value, three.why) == (pytest.approx(0.2), "spread of 3 tasks")
     assert three.se == pytest.approx(0.1 * (1 + 1 / 3) ** 0.5)
     # the seeds of a single training are one unit
-    assert claim(replace(found, entries=dict.fromkeys(labels[1:], "a"))).why == "needs 3 tasks, got 1 task"
+    assert claim(replace(found, entries=dict.fromkeys(labels[1:], "a"))).why == "needs 3 tasks with a value, got 1 task"
 
 
 def maps(neurons, cka, svcca=None, base=None):

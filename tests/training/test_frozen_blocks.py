@@ -118,7 +118,7 @@ def test_the_first_blocks_are_those_of_the_whole_encoder(name, count, tmp_path):
     if not count:
         with pytest.raises(BadInput, match="no hook point is left, got layers all of a model with 0; select some"):
             expand(["resid_post"], "all", bare)
-        with pytest.raises(BadInput, match="layers: layer out of range, got 1; the model has no blocks"):
+        with pytest.raises(BadInput, match="layer out of range, got 1; the model has no blocks"):
             expand(["resid_post"], [1], bare)
 
 

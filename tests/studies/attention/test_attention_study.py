@@ -491,7 +491,7 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
         (["+model.gpt=", "+model.bert="], "model: no model is selected; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
-        (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
+        (["extract.layers=[5]"], "extract.layers, model.gpt: layer out of range, got 5; the model has layers 0 to 2"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),
         (["claims=[adjacent]"], "claims: unknown claim, got 'adjacent'"),
         (["+options.special=drop"], "options.special: wrong value, got 'drop'; give 'drop_renormalise' or 'keep'"),

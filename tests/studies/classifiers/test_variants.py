@@ -80,9 +80,9 @@ def test_a_single_task_is_judged_over_its_seeds():
     ("variants", "bottom", "cost"),
     [
         ({"none": [0.9]}, "no task has variants `top N` and `bottom N` of equal N", "no task has a variant `bottom N`"),
-        ({"none": [0.9], "top 4": [0.9], "bottom 6": [0.9]}, "no task has variants `top N` and", "needs 3 seeds, got 1 seed"),
-        ({"none": [0.9], "top 4": [0.9], "bottom 4": [0.9]}, "needs 3 seeds, got 1 seed", "needs 3 seeds, got 1 seed"),
-        ({"none": [0.9, 0.8], "top 4": [0.9], "bottom 4": [0.9, 0.9]}, "needs 3 seeds, got 1 seed", "needs 3 seeds, got 1 seed"),
+        ({"none": [0.9], "top 4": [0.9], "bottom 6": [0.9]}, "no task has variants `top N` and", "needs 3 seeds with a value, got 1 seed"),
+        ({"none": [0.9], "top 4": [0.9], "bottom 4": [0.9]}, "needs 3 seeds with a value, got 1 seed", "needs 3 seeds with a value, got 1 seed"),
+        ({"none": [0.9, 0.8], "top 4": [0.9], "bottom 4": [0.9, 0.9]}, "needs 3 seeds with a value, got 1 seed", "needs 3 seeds with a value, got 1 seed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_tested(variants, bottom, cost):
@@ -163,7 +163,7 @@ def test_the_published_freezing_and_cutting():
     frozen, cut = find_claims(["freezing_two_thirds_costs_little", "a_third_of_the_blocks_is_enough"])
     yelp = VariantScores(values, "none", blocks={"yelp": 12}, rows={"yelp": 38_000})
     found = frozen(yelp)
-    one = "needs 3 seeds, got 1 seed"  # rows of one model say nothing of another
+    one = "needs 3 seeds with a value, got 1 seed"  # rows of one model say nothing of another
     assert (found.verdict, found.value, found.why) == (UNTESTABLE, pytest.approx(0.0044), one)
     assert (cut(yelp).verdict, cut(yelp).value) == (UNTESTABLE, pytest.approx(0.0001))
     deeper = yelp._replace(blocks={"yelp": 16})  # 11 of 16 are two thirds, 5 a third

@@ -162,8 +162,8 @@ def test_the_tiny_study_with_a_dictionary_from_a_folder(repsim, newest, tmp_path
     # the given dictionary is no seed
     seeds = [row[SHARED_COLUMNS.index("shared")] for row in tables["shared latents"] if row[2] == "seed 0 and seed 1"]
     assert claims["seeds_share_few_latents"]["value"] == pytest.approx(np.mean(seeds))
-    assert claims["seeds_share_few_latents"]["why"] == "needs 3 models, got 2 models"
-    assert claims["feature_spaces_are_alike"]["why"] == "needs 3 models, got 2 models"
+    assert claims["seeds_share_few_latents"]["why"] == "needs 3 models with a value, got 2 models"
+    assert claims["feature_spaces_are_alike"]["why"] == "needs 3 models with a value, got 2 models"
     others = [row[3] for row in tables["cross-reconstruction"] if row[1] != row[2]]
     assert claims["one_code_serves_other_models"]["value"] == pytest.approx(np.mean(others))
     files = list((tmp_path / "cache" / "models").rglob("sae_weights.safetensors"))
@@ -199,7 +199,7 @@ def test_what_is_refused(tmp_path):
     cases = [
         ({"model": {}}, "model: no model is selected; e.g."),
         ({"extract": {"estimate": "moments"}}, "extract.estimate: dictionaries are trained on one sample of rows, got moments; use full"),
-        ({"extract": {"layers": [9]}}, "model.tiny_a: layers: layer out of range, got 9; the model has layers 0 to 5"),
+        ({"extract": {"layers": [9]}}, "extract.layers, model.tiny_a: layer out of range, got 9; the model has layers 0 to 5"),
         ({"extract": {"rows": 99}}, "extract.rows: dictionaries need 100 rows, got 99; raise rows and sequences"),
         ({"seeds": 0}, "options.seeds: no dictionary is left, got 0; train some, or name options.dictionaries"),
         ({"model": {"tiny_a": tiny_a, "short": short}, "extract": {"layers": "all"}}, "options.universal: models need equally many layers, got 6 of 'tiny_a' and 2 of 'short'; choose extract.layers that all have, e.g."),

@@ -170,7 +170,7 @@ def test_what_is_refused():
     cases = [
         ({"model": {"tiny_a": tiny_a}}, r"model: neurons are compared between models, got \['tiny_a'\]; select two or more"),
         ({"extract": {"estimate": "full"}}, "extract.estimate: correlations are of all rows, got full; use extract.estimate=moments"),
-        ({"extract": {"layers": [9]}}, "model.tiny_a: layers: layer out of range, got 9; the model has layers 0 to 5"),
+        ({"extract": {"layers": [9]}}, "extract.layers, model.tiny_a: layer out of range, got 9; the model has layers 0 to 5"),
         ({"hardware": Hardware(memory_gb=0.4)}, r"hardware.memory_gb: the run needs about .*; read fewer layers \(extract.layers=\[0,-1\]\)"),
     ]  # fmt: skip
     for changes, message in cases:

@@ -172,7 +172,7 @@ def test_what_cannot_be_stitched_is_refused(source):
         ({"a": source(0), "b": source(1, id2label={0: "entailment", 1: "neutral"})}, {}, "model.b: its labels differ in order or number"),
         ({"a": source(0), "b": source(1, num_hidden_layers=2)}, {}, r"groups: models of equal depth are needed, got 3 \('a'\) and 2 \('b'\); leave one"),
         ({"a": source(0), "b": source(1, hidden_size=64)}, {}, r"options.recipe.layer: identity needs equal widths, got 64 \(b\) and 32 \(a\); use affine"),
-        ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, layers=[3])}, "extract.hook_points, model.a: layers: layer out of range, got 3; the model has layers 0 to 2"),
+        ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, layers=[3])}, "extract.layers, model.a: layer out of range, got 3; the model has layers 0 to 2"),
         ({"a": source(0), "b": source(1)}, {"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; hardware.memory_gb=.* would do, or lower hardware.batch_size"),
         ({"a": source(0), "b": source(1)}, {"groups": {"one": Ranked(by="hans", top=2)}}, "groups.one.by: 'a' has no metrics, got hans; name the models of the group"),
     ):  # fmt: skip

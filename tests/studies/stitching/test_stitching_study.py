@@ -66,7 +66,7 @@ CLAIMS = find_claims(
         ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"layer": "identity"}}, r"options.recipe.layer: identity needs equal widths, got 48 \(b\) and 32 \(a\); use affine"),
         ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"layer": "orthogonal"}}, r"options.recipe.layer: orthogonal needs equal widths, got 48 \(b\) and 32 \(a\); use"),
         ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"init": "identity"}}, r"options.recipe.init: identity needs equal widths, got 48 \(b\) and 32 \(a\); use least"),
-        ({"extract": {"layers": [3]}}, r"extract.hook_points, model.a: layers: layer out of range, got 3; the model has layers 0 to 2"),
+        ({"extract": {"layers": [3]}}, r"extract.layers, model.a: layer out of range, got 3; the model has layers 0 to 2"),
         ({"hook_points": ["mlp_out"]}, r"extract.hook_points: stitches are made between blocks, got 'mlp_out@0'; use resid_post and embed"),
         ({"models": {"a": model(), "b": model("bert")}}, r"model.b: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert'"),
         ({"evaluation": 24}, r"options.evaluation: no sequences are left to train on, got 24 of 24; raise extract.sequences"),
@@ -300,7 +300,7 @@ def test_directions_and_claims():
     assert values["solu_into_gelu_costs_more"].value == pytest.approx(0.3)
     assert values["solu_stitches_better_to_itself"].value == pytest.approx(0.05)  # s is in one pair, with g
     assert values["crossing_costs_more_than_gelu_to_itself"].value == pytest.approx(0.1)
-    assert values["solu_into_gelu_costs_more"].why == "needs 3 pairs of models, got 1 pair of models"
+    assert values["solu_into_gelu_costs_more"].why == "needs 3 pairs of models with a value, got 1 pair of models"
     why = "needs 3 pairs of a SoLU and a GELU model of equal depth, stitched both ways"
     assert CLAIMS[0](rows[:2], KINDS).why == why
 
