@@ -103,7 +103,7 @@ def find_resumed(keys: RunKeys, *, sweep: bool) -> tuple[Path | None, bool]:
     BadInput where there is none, or another configuration made it."""
     config = keys.model_dump()
     if keys.resume != "latest":
-        target = folders.find(str(keys.resume))
+        target = folders.find(str(keys.resume), key="resume")
         different = results.list_config_differences(reader.drop_irrelevant_keys(config), reader.read_config(target))
         if different:
             raise BadInput(f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run")

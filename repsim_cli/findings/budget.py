@@ -63,9 +63,9 @@ def say_most_shared(rows: Sequence[Row]) -> str:
     >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "± value": 0.01}
     >>> row |= {"token": 0.54, "untrained": 0.04}
     >>> say_most_shared([{**row, "learned": 0.1348, "± learned": 0.0211, "alone": 0.0052, "rest": None}])
-    'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 ± 0.02 learned; 0.01 in rows whose token has no partner'
+    'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 [0.11, 0.16] learned; 0.01 in rows whose token has no partner'
     >>> say_most_shared([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
-    'of 0.72 in block 6, 0.54 is the token, 0.18 ± 0.02 beyond it, no untrained twin telling what was learned'
+    'of 0.72 in block 6, 0.54 is the token, 0.18 [0.16, 0.20] beyond it, no untrained twin telling what was learned'
     >>> sure, unsure = ({**row, "learned": x, "± learned": e, "alone": 0.0} for x, e in ((0.13, 0.09), (0.50, 1.02)))
     >>> say_most_shared([unsure, sure]) == say_most_shared([sure])
     True
@@ -76,16 +76,21 @@ def say_most_shared(rows: Sequence[Row]) -> str:
         return ""
     row = max(known, key=_compute_lower_end)
     if row["learned"] is None:
-        of = f"{row['rest']:z.2f} ± {row['± rest']:.2f} beyond it, no untrained twin telling what was learned"
+        of = f"{_say_interval(row, 'rest')} beyond it, no untrained twin telling what was learned"
     else:
-        learned = f"{row['learned']:z.2f} ± {row['± learned']:.2f} learned"
-        of = f"{row['untrained']:z.2f} untrained models of these shapes, {learned}"
+        of = f"{row['untrained']:z.2f} untrained models of these shapes, {_say_interval(row, 'learned')} learned"
     alone = f"; {row['alone']:z.2f} in rows whose token has no partner" if abs(row["alone"]) >= 0.005 else ""
     tested = [row[P_BEYOND] for row in rows if row.get(P_BEYOND) is not None]
     found = (
         f"; p < {ALPHA} beyond the token in {sum(p < ALPHA for p in tested)} of {len(tested)} pairs" if tested else ""
     )
     return f"of {row['value']:z.2f} in {_say_where(row, rows)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
+
+
+def _say_interval(row: Row, part: str) -> str:
+    """Says a share with its interval, of `significance.level`."""
+    share, half = row[part], row[f"± {part}"]
+    return f"{share:z.2f} [{share - half:z.2f}, {share + half:z.2f}]"
 
 
 def say_neighbours(rows: Sequence[Row]) -> str:

@@ -11,6 +11,7 @@ fine-tunings of one base tell of this base alone.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -174,8 +175,11 @@ def claim(  # noqa: PLR0913 - what a claim declares
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names. Raises BadConfig with all that do not exist."""
+    """The claims of these names. Raises BadConfig with all that do not exist, or are given twice."""
     known = registry.claims.names() if names else []
     if unknown := [name for name in names if name not in known]:
         raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, known)}" for name in unknown])
-    return [registry.claims.get(name).card for name in dict.fromkeys(names)]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        given = f"[{','.join(names)}]"
+        raise BadConfig([f"claims: a name twice, got '{name}' in {given}; give each once" for name in twice])
+    return [registry.claims.get(name).card for name in names]

@@ -45,23 +45,26 @@ def _warn_left_out(error: OSError) -> None:
         log.warning("%s; its runs are left out", explain(error))
 
 
-def find(run: str, root: Path | None = None) -> Path:
-    """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
+def find(run: str, root: Path | None = None, *, key: str = "RUN") -> Path:
+    """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several).
+    key: where it was given, for the error.
+    """
     root = root or find_outputs_root()
     if (Path(run) / "manifest.json").is_file():
         return check_links_inside(Path(run))
     if Path(run).is_absolute():
-        raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
+        raise BadInput(f"{key}: no run folder, got '{run}'; check the path, or see repsim list run")
     known = list_run_folders(root)
     if not known:
-        raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
+        raise BadInput(f"{key}: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
     if run == "latest":
         return check_links_inside(known[-1])
     names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
     matching = [folder for folder in known if run in names[folder]]
     if not matching:
         hint = did_you_mean(run, {name for group in names.values() for name in group})
-        raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
+        hint = hint if len(hint) < 300 else "see repsim list run"
+        raise BadInput(f"{key}: no such run in {root}, got '{run}'; {hint}")
     return check_links_inside(matching[-1])
 
 

@@ -43,7 +43,12 @@ BAD = [
     (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give a list"),
     (["extract.hook_points=[]"], "extract.hook_points: too few, got []; give at least 1"),
     (["extract.hook_points=[resid_pots]"], "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
-    (["extract.layers=[6]"], "layer out of range, got 6; the model has layers 0 to 5"),
+    (["resume=nope"], "error: resume: no runs in "),
+    (
+        ["claims=[falls_with_layer_distance,falls_with_layer_distance]"],
+        "claims: a name twice, got 'falls_with_layer_distance' in [falls_with_layer_distance,falls_with_layer_distance]; give each once",
+    ),
+    (["extract.layers=[6]"], "extract.layers, model.tiny_a: layer out of range, got 6; the model has layers 0 to 5"),
     (
         ["extract.batch_rows=100000"],
         "extract.batch_rows: the data has fewer rows than one batch, got at most 8192 for 100000",

@@ -146,9 +146,9 @@ def over_training(quantity, at, mean, **about):
 
 
 def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known():
-    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], levels={"untrained weights (step 0)": start}) for start in (0.1, 0.3)]  # fmt: skip
+    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], levels={"mean at step 0": start}) for start in (0.1, 0.3)]  # fmt: skip
     panel = convergence._draw_means_by_model(curves).axes[0]
-    assert levels_of(panel) == {"untrained weights (step 0)": pytest.approx(0.2)}
+    assert levels_of(panel) == {"mean at step 0": pytest.approx(0.2)}
     for quantity, said in {"cka to last": True, "effective rank": False}.items():
         curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"levels": {}} if said else {}))
         panel = convergence._draw_means_by_model([curve]).axes[0]

@@ -124,6 +124,7 @@ def _draw_means_by_model(curves: Sequence[Curve]) -> Any:
         )
     draw_levels(panel, find_shared_levels(curves))
     name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
+    panel.set_ylabel(f"{curves[0].y}, mean over layers", fontsize=8)
     add_legend_beside(panel)
     return figure
 
@@ -137,7 +138,7 @@ def _draw_layer_curves(curve: Curve) -> Any:
     ):
         label = "_" if number % step else name
         panel.plot(curve.at, mark_gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
-    _draw_mean(panel, curve, "black", "deciles", "mean")
+    _draw_mean(panel, curve, "black", "deciles", "mean over layers")
     draw_levels(panel, find_shared_levels([curve]))
     name_bands(panel, [curve.bands["deciles"].of])
     add_legend_beside(panel, fontsize=6)

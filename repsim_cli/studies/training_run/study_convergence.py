@@ -39,7 +39,7 @@ from repsim_cli.studies.training_run.trainings import (
     tabulate_checkpoint_gaps,
 )
 
-UNTRAINED = "untrained weights (step 0)"  # what chance gives
+AT_START = "mean at step 0"  # of untrained weights, where a training begins with them: what chance gives
 
 
 @studies.register("convergence")
@@ -199,7 +199,7 @@ class Course:
             se = {step: pair.se[places].tolist() for step, pair in by_step.items() if pair.se is not None}
             values = {step: pair.values[places].tolist() for step, pair in by_step.items()}
             first = [value for value in values.get(0, ()) if not np.isnan(value)]
-            untrained = against == "last" and first and len(values) > 1
+            has_start = against == "last" and first and len(values) > 1
             yield make_curve(
                 quantity=f"{measure} to {against}",
                 label=bound.card.label,
@@ -212,7 +212,7 @@ class Course:
                 se=se,
                 bounds=bound.card.bounds,
                 measure=measure,
-                levels={UNTRAINED: float(np.mean(first))} if untrained else {},
+                levels={AT_START: float(np.mean(first))} if has_start else {},
                 larger_is_closer=bound.card.larger_is_closer,
             )
 

@@ -104,7 +104,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
         np.testing.assert_allclose(values(one), wanted, atol=1e-6)
         np.testing.assert_allclose(one.mean, np.mean(wanted, 0), atol=1e-6)
         np.testing.assert_allclose(one.bands["quartiles"].low, np.percentile(wanted, 25, axis=0), atol=1e-6)
-        assert one.about["levels"] == {"untrained weights (step 0)": pytest.approx(np.mean(wanted, 0)[0], abs=1e-6)}
+        assert one.about["levels"] == {"mean at step 0": pytest.approx(np.mean(wanted, 0)[0], abs=1e-6)}
         assert found[f"cka to previous, {point}, mine"].about["levels"] == {}
         before = values(found[f"cka to previous, {point}, mine"])
         wanted = [[None, *(reference.cka(rows[b][i], rows[a][i]) for a, b in ((0, 5), (5, 20)))] for i in range(3)]
