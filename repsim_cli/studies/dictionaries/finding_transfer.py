@@ -47,7 +47,7 @@ def say_dictionary_worth(row: Row, base: Row) -> str:
     if row[RECOVERED] is not None:
         said.append(_say(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
     elif row[MORE] is not None:
-        said.append(f"costs {row[MORE]:+.3f} nats, of which no share is said: the mean row costs none beyond its error")
+        said.append(f"costs {row[MORE]:+.3f} nats, of which no share is said: the mean row costs too little")
     return "; ".join([*said, f"{row[DEAD]:.0%} of latents are dead ({base[DEAD]:.0%})"])
 
 

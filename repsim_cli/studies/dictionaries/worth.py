@@ -50,11 +50,14 @@ def subtract(sums: Sums) -> Any:
 
 
 def _loses(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
-    """Says whether the next token loses more with the mean row than the error of that: a share of it has a meaning."""
+    """Says whether a share of what the next token loses with the mean row has a meaning: it loses more than the error
+    of that, and the share's interval is narrower than the whole to each side."""
     if told.loss is None:
         return False
     lost, error = jackknife(mean, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
-    return lost is not None and lost > say_beyond(len(np.unique(documents))) * (error or 0.0)
+    _, of_share = jackknife(explain, np.stack([told.loss[SAID], told.loss[MEAN]]), documents)
+    errors = say_beyond(len(np.unique(documents)))
+    return lost is not None and lost > errors * (error or 0.0) and errors * (of_share or 0.0) < 1
 
 
 def check_told(told: Told, layer: str) -> None:

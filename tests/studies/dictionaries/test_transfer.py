@@ -158,7 +158,7 @@ def test_no_share_of_a_loss_that_is_within_its_error_of_nothing(which):
     assert (row["recovered"] is None, of_base["recovered"] is None) == (which == "model", which == "base")
     said = say_dictionary_worth(row, of_base)
     if which == "model":
-        assert "costs +0.025 nats, of which no share is said: the mean row costs none beyond its error" in said
+        assert "costs +0.025 nats, of which no share is said: the mean row costs too little" in said
     else:
         assert "recovers 0.90 of the loss (+0.205 nats), which is not known of the base" in said
 
