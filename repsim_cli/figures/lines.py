@@ -119,8 +119,12 @@ def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[s
     drawn = [curve for curves in groups for curve in curves]
     shaded = [band.of for curve in drawn for band in curve.bands.values()]
     shaded += ["one standard error"] * any(curve.errors for curve in drawn)
-    name_bands(axes[min(1, len(axes) - 1)], shaded)
-    add_legend_beside(axes[min(1, len(axes) - 1)])
+    named = min(1, len(axes) - 1)
+    for model in models:
+        if all(curve.about["model"] != model for curve in groups[named]):
+            axes[named].plot([], [], **style_of[model], markersize=3.5, linewidth=1.3, label=model)
+    name_bands(axes[named], shaded)
+    add_legend_beside(axes[named])
     return figure
 
 

@@ -170,11 +170,13 @@ def test_the_figure_names_the_worst_model_and_marks_what_is_beyond_its_axis():
 
     rows = [row(model, "1", 0.9, 0.8) for model in ("base", "b", "c")] + [row("worst", "1", -180.0, None)]
     rows += [row(model, "2", 0.9, 1.5) for model in ("base", "b", "c", "worst")]
+    rows += [row("lone", layer, 0.5, None) for layer in ("1", "2")]
     drawn = list(curves(rows))
     groups = [[curve for curve in drawn if curve.about["quantity"] == score] for score in ("explained", "recovered")]
-    assert groups[1][-1].lines["recovered"] == [None, 1.5]
+    assert groups[1][3].lines["recovered"] == [None, 1.5]
     figure = _draw(groups, rows)
     explained, recovered = figure.axes[:2]
+    assert "lone" in [text.get_text() for text in recovered.get_legend().get_texts()]  # it has no line in this panel
     assert explained.get_ylim() == pytest.approx((-1.05, 1.02))
     assert [text.get_text() for text in explained.texts] == ["-180"]
     assert recovered.get_ylim()[1] > 1.5
