@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
 from repsim_cli.engine.exchanges import draw_document_orders
-from repsim_cli.engine.proportions import compute_wilson_interval
+from repsim_cli.engine.proportions import compute_wilson_interval, count_like
 from repsim_cli.studies.vectors.fits import From, Rows, To
 
 AT = (1, 10)  # neighbours
@@ -49,7 +49,8 @@ def divide_over_documents(
     parts, wholes = (np.bincount(of, weights=each, minlength=count) for each in (part, whole))
     value = float(parts.sum() / wholes.sum())
     left = (parts - value * wholes) / wholes.mean()
-    half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * left.std(ddof=1) / np.sqrt(count))
+    freedom = max(count_like(np.bincount(of)) - 1, 1)
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2) * left.std(ddof=1) / np.sqrt(count))
     return MapScore(value, value - half, min(value + half, most))
 
 
