@@ -188,7 +188,8 @@ def _compute_extreme_p(null: Float[np.ndarray, " k"]) -> float:
 def require_shared_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0) -> Evidence:
     """Weakens evidence over units whose curves may all follow one smooth curve: what they share must be steady, too.
 
-    curves: of every unit, over its layers or checkpoints, rising where the statistic is positive. Models of one suite,
+    curves: of every unit, over its layers or checkpoints, rising where the statistic is positive: values and no ranks,
+    which make a straight line of any bend. Models of one suite,
     or of one base, share what made their curves, so that all of them rise or none. p is the larger one of that over
     units and that of the mean curve. Below a positive threshold the units alone tell, and above a negative one.
     """
@@ -265,6 +266,12 @@ def list_permutations(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     rng = np.random.default_rng(0)
     drawn = [rng.permuted(np.tile(np.arange(size), (DRAWN, 1)), axis=1) for size in sizes]
     return [np.concatenate([np.arange(len(permuted[0]))[None], permuted]) for permuted in drawn], f"{DRAWN + 1:,} drawn"
+
+
+def normalise(values: Sequence[float] | np.ndarray) -> Float[np.ndarray, " n"]:
+    """Values, centred and of norm 1, so that curves of several units count alike; zeros where all are equal."""
+    apart = np.asarray(values, float) - np.mean(values)
+    return apart / (np.linalg.norm(apart) or 1.0)
 
 
 def normalise_ranks(values: Sequence[float | int] | range | np.ndarray) -> Float[np.ndarray, " n"]:

@@ -4,21 +4,28 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 
+from repsim_cli.findings.student import find_t_quantile
+
 PAIRS = 2  # pairs that a sentence names
 LEVEL = 0.05  # of saying of any two that are alike that they differ
 
 
-def find_width(count: int) -> float:
+def find_width(count: int, freedom: int | None = None) -> float:
     """Finds how many errors of a difference any two of so many values may lie apart without being told apart: of all
     pairs of equal values, none lies further apart but in a share LEVEL of cases, at most (Bonferroni).
 
-    >>> round(find_width(2), 2), round(find_width(10), 2)
-    (1.96, 3.26)
+    freedom: of the errors, as one less than the documents that they are over; None where they are known.
+
+    >>> round(find_width(2), 2), round(find_width(10), 2), round(find_width(10, 7), 2)
+    (1.96, 3.26, 5.31)
     """
-    return NormalDist().inv_cdf(1 - LEVEL / max(2, count * (count - 1)))
+    p = LEVEL / max(2, count * (count - 1))
+    return NormalDist().inv_cdf(1 - p) if freedom is None else find_t_quantile(p, max(freedom, 1))
 
 
-def list_alike(values: Sequence[float], errors: Sequence[float | None], best: int) -> list[int]:
+def list_alike(
+    values: Sequence[float], errors: Sequence[float | None], best: int, freedom: int | None = None
+) -> list[int]:
     """Lists the places of the values that cannot be told apart from that at `best`, itself among them. Values without a
     standard error are told apart from none.
 
@@ -27,7 +34,7 @@ def list_alike(values: Sequence[float], errors: Sequence[float | None], best: in
     >>> list_alike([1.0, 1.1, 3.0], [0.1, 0.1, 0.1], 0), list_alike([1.0, 3.0], [0.1, None], 0)
     ([0, 1], [0, 1])
     """
-    width = find_width(len(values))
+    width = find_width(len(values), freedom)
 
     def is_alike(place: int) -> bool:
         both = errors[place], errors[best]
@@ -39,17 +46,22 @@ def list_alike(values: Sequence[float], errors: Sequence[float | None], best: in
 
 
 def say_ends(
-    names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, say: Callable[[int], str]
+    names: Sequence[str],
+    values: Sequence[float],
+    errors: Sequence[float] | None,
+    freedom: int | None,
+    say: Callable[[int], str],
 ) -> Iterator[list[str]]:
     """Says which of pairs of models are closest and furthest by a distance, and which are not told apart from them.
 
     names: of the pairs.
     errors: None: not known, and nothing is told apart.
+    freedom: of the errors.
     say: the numbers of a pair, by its place.
     """
     order = sorted(range(len(values)), key=lambda place: values[place])
     for word, end in zip(("closest", "furthest"), (order[0], order[-1])[: len(order)], strict=False):
-        told = "" if errors is None else say_others(names, list_alike(values, errors, end), end, PAIRS)
+        told = "" if errors is None else say_others(names, list_alike(values, errors, end, freedom), end, PAIRS)
         yield [word, f"{names[end]}: {say(end)}{told}"]
 
 

@@ -255,7 +255,9 @@ def _compare_over_families(whole: ClaimMap, less: str, more: str) -> Weighed | U
 
 
 def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestable:
-    """Weighs whether measure `more` keeps more across families of what it has within them than measure `less` does."""
+    """Weighs whether measure `more` keeps more across families of what it has within them than measure `less` does, of
+    the trained models."""
+    whole = whole.keep_layers(~np.isin(whole.owners(), list(whole.untrained)))
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
     apart = {name: whole.values[name] - whole.compute_values_of_noise(name) for name in (more, less)}

@@ -1,6 +1,5 @@
 """What two models come to in sentences, never without chance: for the terminal and the page."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,6 +10,7 @@ from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import EVERYWHERE, LESS, MORE, ClosestLayer, Sides, choose_number_format
 from repsim_cli.findings.driving import say_driving
+from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
@@ -268,33 +268,6 @@ def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
     if not (spread and cells and freedom > 0):
         return None
     return find_t_quantile(LEVEL / cells, freedom) * spread
-
-
-def find_t_quantile(p: float, freedom: int) -> float:
-    """Finds what Student's t of so many whole degrees of freedom exceeds with this probability, of less than a half: by
-    halving, from its distribution in closed form, so that the page needs no scipy.
-
-    >>> round(find_t_quantile(0.025, 8), 6), round(find_t_quantile(1e-6, 3), 3)
-    (2.306004, 103.299)
-    """
-    low, high = 0.0, 1.0
-    while _compute_t_tail(high, freedom) > p:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _compute_t_tail(middle, freedom) > p else (low, middle)
-    return high
-
-
-def _compute_t_tail(t: float, freedom: int) -> float:
-    """Computes the probability that t is larger (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd, term, total = freedom % 2, 1.0, 0.0
-    for k in range((freedom - odd) // 2):
-        total += term * math.cos(angle) ** (2 * k + odd)
-        term *= (2 * k + 1 + odd) / (2 * k + 2 + odd)
-    inside = math.sin(angle) * total
-    return (1 - (2 / math.pi * (angle + inside) if odd else inside)) / 2
 
 
 def judge_chance(measured: Measured, sides: Sides) -> str:

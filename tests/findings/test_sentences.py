@@ -5,7 +5,8 @@ import pytest
 import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, find_t_quantile, sentences
+from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, sentences
+from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
 CARD = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "L"}

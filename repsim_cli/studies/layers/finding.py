@@ -71,11 +71,11 @@ def group_by_model(table: Table) -> Rows:
     return rows
 
 
-def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
+def sentences(rows: Rows, errors: Rows, documents: int | None = None) -> Iterator[list[str]]:
     """Says of each model which layers stand out: those that cannot be told apart from the first of them."""
     for model, layers in rows.items():
         found = [
-            say_extreme(layers, errors[model], column, highest, form)
+            say_extreme(layers, errors[model], column, highest, form, documents)
             for column, highest, form in FORMS
             if column != INFLUENCE or all(row[KL_WITHOUT] is None for row in layers)
         ]
@@ -83,14 +83,17 @@ def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
             yield [model, "; ".join(filter(None, found))]
 
 
-def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form: str) -> str:
+def say_extreme(
+    layers: Layers, errors: Layers, column: str, highest: bool, form: str, documents: int | None = None
+) -> str:
     """Says where a number is highest or lowest; empty where no two layers have it."""
     known = [i for i, row in enumerate(layers) if row[column] is not None]
     if len(known) < 2:
         return ""
     best = (max if highest else min)(known, key=lambda i: layers[i][column])
     of = [errors[i][column] for i in known]
-    alike = [known[place] for place in list_alike([layers[i][column] for i in known], of, known.index(best))]
+    freedom, numbers = None if documents is None else documents - 1, [layers[i][column] for i in known]
+    alike = [known[place] for place in list_alike(numbers, of, known.index(best), freedom)]
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
@@ -195,8 +198,11 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = draw_quantities(groups, (KL_WITHOUT,))
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     column, highest, form = FORMS[0]
-    found = [(model, say_extreme(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
-    k, drawn = run.results.about["k"], {curves[0].about["quantity"] for curves in groups}
+    k, documents = run.results.about["k"], run.results.about.get("documents")
+    found = [
+        (model, say_extreme(layers, errors[model], column, highest, form, documents)) for model, layers in rows.items()
+    ]
+    drawn = {curves[0].about["quantity"] for curves in groups}
     of_last = [short for quantity, short in OF_LAST.items() if quantity in drawn]
     set_headline(
         figure,
@@ -217,6 +223,10 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
     trained = {model: of for model, of in rows.items() if model not in run.untrained}
     return Part(
         claims=[each.verdict("layers", trained) for each in claims],
-        tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},
+        tables={
+            STANDS_OUT: Table(
+                columns=["model", "what"], rows=list(sentences(rows, errors, run.results.about["documents"]))
+            )
+        },
         curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows, errors)},
     )

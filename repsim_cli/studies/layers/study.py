@@ -170,6 +170,7 @@ class Layers(Study):
         found: list[list[list[Any]]] = [[], [], []]
         diagnosed: dict[str, Table] = {}
         counted_rows = Counter[str]()  # of all models, in the manifest
+        documents: list[int] = []
         for label, extraction in self.extractions.items():
             with run.stage("data"):
                 sequences = extraction.sequences(run, label)
@@ -192,6 +193,7 @@ class Layers(Study):
                     if known is not table:
                         known.rows.extend(table.rows)
             units = number_documents(given, run.warn, f"model.{label}")
+            documents.append(len(np.unique(units)))
             without = self._measure_block_losses(run, counted, given, units)
             with run.stage("layers"):
                 made = self._rows(run, counted, given, units, gathered, without)
@@ -205,7 +207,7 @@ class Layers(Study):
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
         if copies := list(find_copies(found[0])):
             tables[COPIES] = Table(columns=["model", "other"], rows=copies)
-        return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
+        return Results(study="layers", tables=tables | diagnosed, about={"k": self.k, "documents": min(documents)})
 
     def _measure_block_losses(
         self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]

@@ -40,7 +40,9 @@ def sentences(run: Finished) -> Iterator[list[str]]:
         return f"{value:.3g} nats per text (se {error:.2g}, {matrix.n:,} texts){how}"
 
     names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
-    yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], say)
+    documents = run.results.about.get("documents")
+    freedom = None if documents is None else documents - 1
+    yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], freedom, say)
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

@@ -168,7 +168,10 @@ class Likelihoods(Study):
             for label, row in zip(labels, logs, strict=True)
         ]
         tables = {OF_MODELS: Table(columns=COLUMNS, rows=rows)}
-        return Results(study="likelihoods", measures=[measured], matrices={LIKELIHOODS: whole}, tables=tables)
+        about = {"documents": len(np.unique(documents))}
+        return Results(
+            study="likelihoods", measures=[measured], matrices={LIKELIHOODS: whole}, tables=tables, about=about
+        )
 
 
 def _require_words(texts: Sequences) -> np.ndarray:

@@ -22,8 +22,9 @@ def sentences(run: Finished) -> Iterator[list[str]]:
             yield [", ".join(filter(None, [measured.card["label"], word])), what]
     if ACCURACY in run.results.tables:
         labels, values, errors = zip(*run.results.tables[ACCURACY].rows, strict=True)
+        freedom = run.results.about["documents"] - 1
         best = max(range(len(values)), key=lambda place: values[place])
-        told = "" if errors[best] is None else say_others(labels, list_alike(values, errors, best), best)
+        told = "" if errors[best] is None else say_others(labels, list_alike(values, errors, best, freedom), best)
         yield ["most accurate", f"{labels[best]}, right for {values[best]:.3g}{_say_error(errors[best])}{told}"]
 
 
@@ -45,7 +46,7 @@ def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
 
     names = [f"{labels[a]} {'and' if symmetric else 'to'} {labels[b]}" for a, b in pairs]
     told = None if errors is None else [errors[pair] for pair in pairs]
-    for word, what in say_ends(names, [values[pair] for pair in pairs], told, say):
+    for word, what in say_ends(names, [values[pair] for pair in pairs], told, documents - 1, say):
         yield ["" if len(pairs) == 1 else word, what]
 
 

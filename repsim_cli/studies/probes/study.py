@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
@@ -201,7 +200,7 @@ class Probes(StudyOfRows):
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             given = next(iter(sequences.values()), None)
             numbers = extraction.numbers(0)
-            documents = numbers if given is None else list_row_documents(given, self.extract)[numbers]
+            documents = extraction.find_documents(sequences)
             targets = None
             if self.targets is None:
                 assert given is not None

@@ -17,6 +17,7 @@ from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
     FEWEST,
+    normalise,
     normalise_ranks,
     require_shared_trend,
     weigh_mean,
@@ -91,11 +92,11 @@ def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untesta
     for curve in select_to_last(curves):
         means = [float(np.mean([v for v in line[:-1] if v is not None])) for line in curve.lines.values()]
         if len(means) >= DEEP and len(set(means)) > 1:
-            by_model.setdefault((curve.about["model"], len(means)), []).append(normalise_ranks(means))
+            by_model.setdefault((curve.about["model"], len(means)), []).append(normalise(means))
     if not by_model:
         return Untestable(f"needs {FEWEST} models of {DEEP} layers that differ in similarity")
-    means = [np.mean(ranked, axis=0) for ranked in by_model.values()]
-    rhos = [float(each @ normalise_ranks(range(len(each)))) for each in means]
+    means = [np.mean(scaled, axis=0) for scaled in by_model.values()]
+    rhos = [float(normalise_ranks(each) @ normalise_ranks(range(len(each)))) for each in means]
     return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, 0.0, "model"), means))
 
 

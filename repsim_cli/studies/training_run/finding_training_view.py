@@ -15,7 +15,7 @@ from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, normalise_ranks, require_shared_trend, weigh_mean
+from repsim_cli.findings.evidence import DEEP, FEWEST, normalise, normalise_ranks, require_shared_trend, weigh_mean
 from repsim_cli.runs.content import Table
 
 TABLE = "distance and metrics"
@@ -43,7 +43,7 @@ def _correlate_with_distance(courses: Courses, quantity: str, threshold: float) 
     if not sides:
         return Untestable(f"needs {FEWEST} models of {DEEP} checkpoints with different values of {quantity}")
     rhos = [float(normalise_ranks(x) @ normalise_ranks(y)) for x, y in sides]
-    curves = [normalise_ranks(y)[x.argsort(kind="stable")] for x, y in sides]
+    curves = [normalise(y)[x.argsort(kind="stable")] for x, y in sides]
     return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, threshold, "model"), curves, threshold))
 
 
