@@ -23,6 +23,7 @@ MEASURES = [
     "inner",
     "kernels",
     "moments",
+    "near_rows",
     "nearest",
     "of_attention",
     "platonic",

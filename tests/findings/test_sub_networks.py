@@ -507,7 +507,6 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     }  # fmt: skip
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
     assert figures == {
-        "diagnostics",
         *(f"{name}-{model}-layers" for name in ("gromov_wasserstein", "cka") for model in ("blocks", "even")),
         *(f"measures-{model}-{model}" for model in ("blocks", "even")),
     }
