@@ -42,7 +42,8 @@ def choose_analyses(
         anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: find_claims(tested)) or ())}
         before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
         settings = before | settings
-        tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
+        kept = (verdict.name for verdict in results.claims if verdict.analysis in anew)  # one of each measure
+        tested = list(dict.fromkeys([*tested, *kept]))
     bound = bind_analyses(problems, settings)
     give_up(problems)
     models = read_facts(manifest)

@@ -474,7 +474,7 @@ def words(networks, *labels, **settings):
     return ["run", "model=[]", *entries, "extract.estimate=full", "extract.rows=40", "hardware.threads=1", *given]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_planted_networks_from_the_command_line(repsim, newest, networks):
     options = ["+options.within=true", "+options.targets=sums"]
@@ -515,7 +515,8 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
     assert "cka-00-02-blocks-sums" in figures
     # what is made anew keeps its claims, and its options where no others are given
-    assert repsim("analyse", newest(), "+analyses.sub_networks={clusters: 2}")[0] == 0
+    code, _, err = repsim("analyse", newest(), "+analyses.sub_networks={clusters: 2}")
+    assert code == 0, err
     assert repsim("analyse", newest(), "claims=[layer_wise_groups_are_the_published]")[0] == 0
     again = reader.read_results(newest())
     assert again.analyses["sub_networks"]["options"]["clusters"] == 2
