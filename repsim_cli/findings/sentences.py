@@ -32,8 +32,10 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
     told = ""
     for measured in whole.measures:
         found = answering.find_both_directions(measured, read, first, second)
-        if not found or not (layers := answering.list_layer_values(found[0])):
+        found = [sides for sides in found if answering.list_layer_values(sides)]  # a direction may have no value
+        if not found:
             continue
+        layers = answering.list_layer_values(found[0])
         said, numbers = _say_both_ways(measured, found)
         if not told:
             told = said

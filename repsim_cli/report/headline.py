@@ -10,7 +10,8 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
 from repsim_cli.report import studies
-from repsim_cli.report.studies import QUESTIONS, Said, list_findings, pick_main
+from repsim_cli.report.questions import QUESTIONS
+from repsim_cli.report.studies import Said, list_findings, pick_main
 from repsim_cli.runs import reader
 from repsim_cli.runs.behind import Kept, read_rows
 from repsim_cli.runs.content import Matrix, Measured, Results

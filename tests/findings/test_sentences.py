@@ -94,6 +94,7 @@ def test_what_is_said_does_not_depend_on_which_model_is_named_first():
             f"depth back: L {numbers}; chance at most 0.00; back L "
         )
     assert " from " not in say(falls, back=falls)[0]
+    assert say(falls, back=np.full((4, 4), NAN)) == say(falls)  # one direction alone has values
 
 
 def test_layers_that_are_closer_to_others_than_to_their_like():

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
+from repsim_cli.engine.exchanges import draw_document_orders
 from repsim_cli.studies.dictionaries.crosscoders import Crosscoder
 
 DRAWS = 8  # of rows of elsewhere
@@ -37,7 +38,11 @@ class SharesFromOthers(NamedTuple):
 
 
 def compute_shares_from_others(
-    crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], seed: int, size: int
+    crosscoder: Crosscoder,
+    rows: Sequence[Float[Tensor, "n d"]],
+    documents: Int[np.ndarray, " n"],
+    seed: int,
+    size: int,
 ) -> SharesFromOthers:
     """Computes by side and latent how strongly it stands in the rows of the side where the code has seen those of the
     other sides alone, as a share of where it has seen all: 0 where it has seen rows of elsewhere alone, in the mean of
@@ -47,10 +52,11 @@ def compute_shares_from_others(
     its code times its direction on that side.
 
     rows: of every side, paired.
+    documents: of the rows, which trade places as wholes.
     size: how many rows are read at a time.
     """
-    sides, generator = range(len(rows)), torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(rows[0]), generator=generator) for _ in range(DRAWS)]
+    sides = range(len(rows))
+    orders = [torch.from_numpy(order) for order in draw_document_orders(documents, DRAWS, seed)]
     values, drawn = [], []
     for side, own in enumerate(rows):
 

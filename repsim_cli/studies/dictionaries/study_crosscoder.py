@@ -202,7 +202,7 @@ class CrosscoderStudy(StudyOfRows):
             crosscoder = self._train(run, [x[~out] for x in rows_of])
             rows_of, documents = [x[out] for x in rows_of], documents[out]
         with run.stage("crosscoder"):
-            said = say_rows(crosscoder, rows_of, self.seed)
+            said = say_rows(crosscoder, rows_of, documents, self.seed)
         if not np.isfinite(said.left).all():
             raise RunFailed("crosscoder: what it says is not finite; check its weights and the layers of its sides")
         labels = _name_sides([layer.model for layer in layers], [layer.name for layer in layers])
@@ -297,7 +297,9 @@ def _name_sides(models: Sequence[str], names: Sequence[str]) -> list[str]:
     return [f"{model} {name}" for model, name in zip(models, names, strict=True)]
 
 
-def say_rows(crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], seed: int) -> Said:
+def say_rows(
+    crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], documents: Int[np.ndarray, " n"], seed: int
+) -> Said:
     """Says rows of all sides, and measures what is left of them.
 
     A latent's direction on its own side stands in the rows of a side, less what all other latents say of them, as
@@ -325,7 +327,14 @@ def say_rows(crosscoder: Crosscoder, rows: Sequence[Float[Tensor, "n d"]], seed:
             shuffled[side, start : start + size] = (x - by_others).double().square().sum(1).numpy()
             errors[side] += (code.T @ (x - said)).double()
     kept = _find_kept(crosscoder, errors, energy, counts > 0)
-    return Said(left, shuffled, squares, counts.numpy(), kept, compute_shares_from_others(crosscoder, rows, seed, size))
+    return Said(
+        left,
+        shuffled,
+        squares,
+        counts.numpy(),
+        kept,
+        compute_shares_from_others(crosscoder, rows, documents, seed, size),
+    )
 
 
 def _find_kept(

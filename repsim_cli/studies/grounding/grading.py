@@ -182,7 +182,7 @@ def list_grades(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
 class Standing(NamedTuple):
     """A measure over all tests in which it has a score. missed: how many it has none in. ahead, behind: of how many
     other measures, where the interval of the difference of both mean ranks does not hold 0, pair by pair; None without
-    intervals, and of fewer than FEWEST models: ranks of three jump, so that 0.2 of measures of noise would be ahead."""
+    intervals, and of fewer than FEWEST models, whose ranks jump so that measures of noise would be ahead."""
 
     measure: str
     mean: float

@@ -280,7 +280,7 @@ def test_texts_without_spaces_are_warned_of(repsim, spelled, tmp_path):
 
 
 def test_words_are_in_the_question_and_in_an_example(repsim):
-    from repsim_cli.report.studies import QUESTIONS
+    from repsim_cli.report.questions import QUESTIONS
 
     assert "or their words" in QUESTIONS["parallel"]
     out = repsim("describe", "parallel")[1]

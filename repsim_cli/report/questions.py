@@ -1,0 +1,28 @@
+"""What each study that is no comparison of layers asks: the first line of its page."""
+
+QUESTIONS = {
+    "architecture": "How are the models built, and does one stand apart from the others?",
+    "barycentre": "What shape do the models share, and how far does each stand from it?",
+    "convergence": "When in its training does each layer become what it is in the end?",
+    "crosscoder": "Which latents of a crosscoder are of one model alone, and what does it explain of each?",
+    "dictionary_transfer": "Does a dictionary of the base still work in a tuned model?",
+    "effective_rank": "Do layers whose parameters have a large rank converge early?",
+    "features": "Which features of sparse dictionaries do seeds and models share?",
+    "finetune": "How accurate are the classifiers, and do they agree?",
+    "grounding": "Which measure sees differences between models that are known to be there?",
+    "layers": "Which layer should be read, probed, steered or left out?",
+    "likelihoods": "How far apart are the models by the likelihoods that they give to the same texts?",
+    "modular_training": "Did the models learn to add modulo a prime?",
+    "outputs": "How far do the models differ in what they predict on the same rows?",
+    "parallel": "Does a model give the two texts of a pair, or their words, the same place?",
+    "pretrain": "What does a small language model reach, checkpoint by checkpoint?",
+    "probes": "Which layers know a target, and which of them tell it linearly?",
+    "stitching": "Can the later blocks of one model go on from the first blocks of another?",
+    "training_view": "How do the layers of a model change along its training?",
+    "tuned": "What did further training change: at which layers, for which tokens, in what is predicted?",
+    "universal_neurons": "Which neurons have a counterpart in models that were trained apart?",
+    "universality": "Are models of different training as alike as seeds of one training?",
+    "vector_map": "What do vectors keep when they are mapped into the space of another model?",
+    "verify": "Is it the same model, and if not, where does it first differ?",
+    "views": "What do the rows of a layer look like: their distances, their neighbours, and how layers match them?",
+}
