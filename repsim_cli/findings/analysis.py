@@ -100,8 +100,8 @@ class Finished:
 
     @cached_property
     def copies(self) -> list[list[str]]:
-        """The models that are one: by what was loaded, or by all layers that were compared, to rounding, a factor or an
-        offset. Without those that were trained here, whose seeds and parts are what a study makes them."""
+        """Groups the models that are one: by what was loaded, or by all layers that were compared, to rounding, a factor
+        or an offset. Without those that were trained here, whose seeds and parts are what a study makes them."""
         given = [label for label, about in self.models.items() if not about.training]
         found = {label: {label} for label in given}
         loaded: dict[str, str] = {}
@@ -120,8 +120,8 @@ class Finished:
 
     @cached_property
     def whole_trainings(self) -> list[str]:
-        """The entries of several seeds whose models all are in one group, where a group has several of these: groups
-        then differ as trainings do, whatever they stand for."""
+        """Lists the entries of several seeds whose models all are in one group, where a group has several of these:
+        groups then differ as trainings do, whatever they stand for."""
         of = {model: name for name, members in self.groups.items() for model in members}
         homes: dict[str, set[str]] = {}
         for label, entry in self.seeds.items():

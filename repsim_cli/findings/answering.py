@@ -159,8 +159,8 @@ def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
 
 
 def find_least_change(values: Sequence[float] | np.ndarray, noise: float | None = None) -> float:
-    """The least difference of values of layers that counts: 2 % of the largest, and beyond their noise, where it is
-    known, by so much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
+    """Finds the least difference of values of layers that counts: 2 % of the largest, and beyond their noise, where
+    it is known, by so much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
 
     >>> find_least_change([0.5, -1.0]), find_least_change([0.5, 1.0], noise=0.1)
     (0.02, 0.4)

@@ -175,7 +175,7 @@ def claim(  # noqa: PLR0913 - what a claim declares
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names. Raises BadConfig with all that do not exist, or are given twice."""
+    """Finds the claims of these names. Raises BadConfig with all that do not exist, or are given twice."""
     known = registry.claims.names() if names else []
     if unknown := [name for name in names if name not in known]:
         raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, known)}" for name in unknown])

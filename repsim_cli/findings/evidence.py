@@ -269,7 +269,8 @@ def list_permutations(sizes: Sequence[int]) -> tuple[list[Orders], str]:
 
 
 def normalise(values: Sequence[float] | np.ndarray) -> Float[np.ndarray, " n"]:
-    """Values, centred and of norm 1, so that curves of several units count alike; zeros where all are equal."""
+    """Centres values and brings them to norm 1, so that curves of several units count alike; zeros where all are
+    equal."""
     apart = np.asarray(values, float) - np.mean(values)
     return apart / (np.linalg.norm(apart) or 1.0)
 

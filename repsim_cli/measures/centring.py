@@ -49,7 +49,7 @@ def choose_power_of_two(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 def find_largest(x: Tensor) -> Float[Tensor, ""]:
-    """The largest absolute value, without a copy of all."""
+    """Finds the largest absolute value, without a copy of all."""
     least, most = x.aminmax()
     return torch.maximum(-least, most)
 

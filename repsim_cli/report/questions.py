@@ -1,4 +1,4 @@
-"""What each study that is no comparison of layers asks: the first line of its page."""
+"""Questions of the studies that are no comparison of layers: the first line of their pages."""
 
 QUESTIONS = {
     "architecture": "How are the models built, and does one stand apart from the others?",
