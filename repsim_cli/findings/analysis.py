@@ -100,8 +100,9 @@ class Finished:
 
     @cached_property
     def copies(self) -> list[list[str]]:
-        """Groups the models that are one: by what was loaded, or by all layers that were compared, to rounding, a factor
-        or an offset. Without those that were trained here, whose seeds and parts are what a study makes them."""
+        """Groups the models that are one: by what was loaded, or by all layers that were compared, to rounding, a
+        factor or an offset. Without those that were trained here, whose seeds and parts are what a study makes
+        them."""
         given = [label for label, about in self.models.items() if not about.training]
         found = {label: {label} for label in given}
         loaded: dict[str, str] = {}
