@@ -70,11 +70,15 @@ def say_others(names: Sequence[str], alike: Sequence[int], best: int, named: int
 
     >>> say_others(["a", "b", "c"], [0, 2], 0), say_others(["a", "b", "c"], [1], 1)
     ('; c is not told apart from it', '')
+    >>> say_others("abcdef", range(6), 0)
+    '; none of the other 5 is told apart from it'
     """
     others = [names[place] for place in alike if place != best]
     if not others:
         return ""
     more = len(others) - named
+    if more > 0 and len(others) == len(names) - 1:
+        return f"; none of the other {len(others)} is told apart from it"
     listed = [*others[:named], *([f"{more} more"] if more > 0 else [])]
     joined = " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]]))
     return f"; {joined} {'is' if len(others) == 1 else 'are'} not told apart from it"

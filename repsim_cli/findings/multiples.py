@@ -33,7 +33,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw_pair_measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     """One pair of models, a small matrix per measure."""
-    _, first = parts[0]
+    leading, first = parts[0]
     models = first.rows.model, first.columns.model
     drawn = []
     for measured, matrix in parts:
@@ -54,10 +54,11 @@ def _draw_pair_measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]])
     _, said = name_by_block([*first.rows.layers, *first.columns.layers])
     rows, columns = (name_by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
     known = sum(part.chance is not None for part in drawn)
-    level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
+    level = {0: "chance is not drawn", len(drawn): "▸ beside the colours: chance"}.get(
         known, "▸ beside the colours: chance, where it is known"
     )
-    title = f"{list_models(list(dict.fromkeys(models)))}: how alike the layers are, by measure"
+    sides = "models" if leading.card.get("reads") == "outputs" else "the layers"
+    title = f"{list_models(list(dict.fromkeys(models)))}: how alike {sides} are, by measure"
     closest = f"line: the closest of {models[1]}; " if len(set(models)) == 2 else ""
     title += f"\n{said + '; ' if said else ''}bright is close; {closest}{level}"
     return draw_measure_maps(drawn, rows, columns, models, title)

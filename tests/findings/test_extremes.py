@@ -32,7 +32,9 @@ def test_values_that_differ_are_told_apart():
 
 
 def test_others_are_named_up_to_a_number():
-    assert say_others("abcdef", [0, 1, 2, 3, 4, 5], 0) == "; b, c, d and 2 more are not told apart from it"
+    assert say_others("abcdefg", [0, 1, 2, 3, 4, 5], 0) == "; b, c, d and 2 more are not told apart from it"
+    assert say_others("abcdef", [0, 1, 2, 3, 4, 5], 0) == "; none of the other 5 is told apart from it"
+    assert say_others("abc", [0, 1, 2], 0) == "; b and c are not told apart from it"
     assert say_others("abcdef", [0, 2, 4], 2, 1) == "; a and 1 more are not told apart from it"
     assert say_others("ab", [0, 1], 0) == "; b is not told apart from it"
 

@@ -121,7 +121,7 @@ def test_one_pair_under_all_measures(tmp_path):
         assert [axes.get_title(loc="left") for axes in titled] == [x.label for x in several]
         bars = sum(len(figure.axes) for figure in drawn) - len(titled)
         assert bars == (13 if null else 2)
-        assert ("not known" in drawn[0].get_suptitle()) is not null
+        assert ("not drawn" in drawn[0].get_suptitle()) is not null
         if null:
             continue
         cards = [{**measured.card, "label": f"another {i}"} for i in range(13)]
