@@ -46,6 +46,27 @@ class SharedEncoder:
     recipe: EncoderRecipe
 
 
+def take_text(data: Data) -> Text:
+    """Takes data that is running text; raises BadInput for other data."""
+    if not isinstance(data, Text):
+        raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
+    return data
+
+
+def open_untrained(config: dict[str, Any], tokenizer: str, recipe: EncoderRecipe) -> tuple[Any, Any, Source]:
+    """Opens the config, the tokenizer and a source without weights of a model that is to be trained.
+
+    Raises BadInput where the recipe names a length or a device that there is not.
+    """
+    settings = inline_config(config)
+    words = load_mask_tokenizer(settings, tokenizer)
+    if is_dry():  # a model from the cache needs no such device, wherever it was trained
+        check_device("recipe.device", recipe.device)
+    bare = build_source_from_config(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
+    check_length("recipe.length", recipe, bare)
+    return settings, words, bare
+
+
 @models.register("pretrained_encoder")
 def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, recipe: EncoderRecipe) -> Source:
     """An encoder that is trained as a masked language model (Devlin et al. 2019) when it is first needed.
@@ -63,18 +84,12 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
         hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64}, tokenizer: word_pieces,
         data: {kind: embedded_text, split: train}, recipe: {length: 32, steps: 100, learning_rate: 0.003}}'
     """
-    if not isinstance(data, Text):
-        raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
-    settings = inline_config(config)
-    words = load_mask_tokenizer(settings, tokenizer)
-    if is_dry():  # a model from the cache needs no such device, wherever it was trained
-        check_device("recipe.device", recipe.device)
-    bare = build_source_from_config(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
-    check_length("recipe.length", recipe, bare)
+    text = take_text(data)
+    settings, words, bare = open_untrained(config, tokenizer, recipe)
 
     @functools.cache
     def define() -> Trained:
-        return define_language_model(settings, words, data, recipe)
+        return define_language_model(settings, words, text, recipe)
 
     return make_trained_source(bare, settings, define)
 

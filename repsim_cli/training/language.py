@@ -9,26 +9,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from repsim_cli.base.errors import BadInput
-from repsim_cli.base.planning import check_device, is_dry
+from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Fraction, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.models.configs import build_source_from_config, hash_config, inline_config
-from repsim_cli.models.loading import WHOLE
+from repsim_cli.models.configs import hash_config
 from repsim_cli.models.source import Source
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.encoder import (
     RECORD,
-    check_length,
     digest,
     hash_documents,
-    load_mask_tokenizer,
     make_trained_source,
+    open_untrained,
+    take_text,
 )
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.loop import Along
@@ -75,20 +73,14 @@ def language_model(
         32, n_layer: 2, n_head: 2}, tokenizer: word_pieces, data: {kind: embedded_text, split: train}, recipe: {length:
         32, steps: 100, learning_rate: 0.003}}'
     """
-    if not isinstance(data, Text):
-        raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
-    settings = inline_config(config)
-    words = load_mask_tokenizer(settings, tokenizer)
-    if is_dry():  # a model from the cache needs no such device, wherever it was trained
-        check_device("recipe.device", recipe.device)
-    bare = build_source_from_config(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
-    check_length("recipe.length", recipe, bare)
+    running = take_text(data)
+    settings, words, bare = open_untrained(config, tokenizer, recipe)
 
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         check_device("recipe.device", recipe.device)
         start = time.process_time()
         given: dict[str, Any] = {"seed": seed, "along": Along(state=scratch / STATE, progress=progress)}
-        text = _pack_training_text(data, tokenizer, recipe.length)
+        text = _pack_training_text(running, tokenizer, recipe.length)
         head = MASKED_TOKENS if objective == "masked" else NEXT_TOKEN
         model = make_fresh_model(settings, head, seed).to(recipe.device)
         if objective == "masked":
@@ -107,7 +99,7 @@ def language_model(
             "code": CODE,
             "config": hash_config(settings.to_dict()),
             "tokenizer": digest(words.backend_tokenizer.to_str()),
-            "text": hash_documents(data),
+            "text": hash_documents(running),
             "objective": [objective, hidden] if objective == "masked" else [objective],
             "recipe": asdict(recipe),
             "seed": seed,
