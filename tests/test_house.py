@@ -188,14 +188,20 @@ NOT_DONE = {
 }  # fmt: skip
 
 
+REFUSING = ("assert", "check", "raise", "refuse")
+
+
 def test_docstrings_begin_with_what_is_done():
-    """Or with the value that a function gives; a claim's docstring is the finding that was published."""
+    """Or with the value that a function gives; a claim's docstring is the finding that was published. What is raised comes
+    after what is done, but where a function does nothing else."""
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and "claim" not in "".join(decorators_of(node)):
                 words = (ast.get_docstring(node) or "").lower().split()
-                if words and words[0].strip(",;:.") in NOT_DONE:
+                raises = words[:1] == ["raises"] and not node.name.strip("_").startswith(REFUSING)
+                nothing = isinstance(node.returns, ast.Constant) and node.returns.value is None
+                if words and (words[0].strip(",;:.") in NOT_DONE or (raises and not nothing)):
                     wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not wrong, "a docstring begins with a verb (`Finds`, `Says whether`) or with the value (`The mean of ...`)"
 

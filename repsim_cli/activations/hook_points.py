@@ -230,7 +230,13 @@ def _find_layer_heads(point: HookPoint, source: Source) -> Heads | None:
 
 
 def _resolve_layer_number(layer: int, depth: int, name: str = "") -> int:
-    """Raises BadInput for a layer that the model does not have; NoSuchLayer where it is no hook point's own."""
+    """Counts a negative layer from the end. Raises BadInput for one that the model does not have; NoSuchLayer where
+    `name` is empty.
+
+    layer: as it was given.
+    depth: how many layers the model has.
+    name: the hook point that names it, "" for one that every hook point has.
+    """
     if not -depth <= layer < depth:
         has = f"layers 0 to {depth - 1}" if depth else "no blocks"
         said = f"layer out of range, got {layer}; the model has {has}"

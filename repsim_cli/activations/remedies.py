@@ -234,7 +234,10 @@ def list_dropped(scaling: Scaling) -> list[Any]:
 def compute_scaling(
     variance: Float[Tensor, " d"], mean: Float[Tensor, " d"], extract: Extract, layer: Layer
 ) -> Scaling:
-    """Raises RunFailed where no feature is left."""
+    """Finds which features are kept, and the factor of each. Raises RunFailed where none is left.
+
+    variance, mean: of each feature over all rows of the layer.
+    """
     total = float(variance.sum())
     shares = variance / total if total else variance
     kept = (shares <= extract.drop_features).nonzero()[:, 0]

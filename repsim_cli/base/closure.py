@@ -136,7 +136,8 @@ def _place(module: str) -> tuple[str | None, list[str] | None] | None:
 
 @cache
 def _parse_module(module: str) -> File:
-    """Raises OSError, SyntaxError or ValueError where there is no source."""
+    """Reads the source of a module, and the names in it. Raises OSError, SyntaxError or ValueError where there is
+    none."""
     file, folders = _place(module) or (None, None)
     if file is None and folders is None:
         raise FileNotFoundError(module)

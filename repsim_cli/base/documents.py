@@ -134,7 +134,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
 
 @contextmanager
 def _yaml() -> Iterator[None]:
-    """Raises what a parser of YAML raises inside the block, as Unreadable."""
+    """Turns what a parser of YAML raises inside the block into Unreadable."""
     import yaml
 
     try:

@@ -162,7 +162,8 @@ class RunConfig:
 
 
 def validate(config: DictConfig) -> RunConfig:
-    """Raises BadConfig with every problem found, before any weight loads.
+    """Builds the run that a configuration describes. Raises BadConfig with every problem found, before any weight
+    loads.
 
     A dry run takes shapes that ship with the package, not the hub's, and is not refused where the run does not fit this
     machine.

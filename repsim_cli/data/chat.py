@@ -81,7 +81,8 @@ class Chat:
         return encoded
 
     def turn(self, texts: tuple[str, ...]) -> RenderedChat:
-        """Raises BadInput where the template changes more of the texts than the white space around them."""
+        """Renders a turn that says these texts, one a line. Raises BadInput where the template changes more of them
+        than the white space around them."""
         content = "\n".join(texts)
         rendered = _render(self.tokenizer, content)
         begin, end = len(self.before), len(rendered) - len(self.after)

@@ -243,7 +243,15 @@ def make_comparison(
     targets: str | None = None,
     side_by_side: bool = False,
 ) -> Comparison:
-    """Raises BadInput where the models cannot be compared like this. among: all models of the run."""
+    """Binds the measures to what is read of the models. Raises BadInput where they cannot be compared like this.
+
+    given: the keys of the run.
+    significance: what is tested of the pairs.
+    among: all models of the run, which share its devices; None means those of `given`.
+    within: whether layers are compared with those of the same model alone.
+    targets: the model whose layers all others are compared with; None: no such one.
+    side_by_side: whether all layers are read together, of whole models.
+    """
     if not given["measure"]:
         raise BadInput("measure: no measure is selected; e.g. measure=[cka_unbiased]")
     if side_by_side and (estimate := given["extract"].estimate) in STREAMED:

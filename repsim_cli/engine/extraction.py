@@ -183,7 +183,12 @@ def make_extraction(
     among: Iterable[str] | None = None,
     read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = plan_readings,
 ) -> Extraction:
-    """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
+    """Plans which rows of which layers are read. Raises BadInput where a model cannot be read like this.
+
+    given: the keys of the run.
+    among: all models of the run, which share its devices; None means those of `given`.
+    read: finds the layers of each model that are read.
+    """
     models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
     if not models:
         raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")

@@ -109,7 +109,7 @@ class _Near(NamedTuple):
 
 
 def _read_sampled_layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
-    """Raises BadInput where there is no row."""
+    """Reads of each layer the mean of all rows and the sampled rows. Raises BadInput where there is no row."""
     totals, taken, count = [], [], 0
     for batch in stream:
         inside = sampled[(sampled >= count) & (sampled < count + len(batch[0]))] - count

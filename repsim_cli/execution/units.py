@@ -70,7 +70,12 @@ def list_training_units(models: Mapping[str, Any]) -> list[Unit]:
 
 
 def open_session(config: Mapping[str, Any], threads: int) -> Callable[[str, Mapping[str, Any]], bool]:
-    """Raises BadConfig where the run cannot be checked here: a model that is missing, a device, memory."""
+    """Checks the run and gives what performs one of its units. Raises BadConfig where it cannot be checked here: a
+    model that is missing, a device, memory.
+
+    config: the keys of the run.
+    threads: how many of torch's.
+    """
     torch.set_num_threads(threads)
     checked = build_from_keys(dict(config))
     kinds = {"model": partial(_train, checked.models), **checked.study.worker()}

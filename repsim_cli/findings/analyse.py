@@ -81,7 +81,7 @@ def _say_other_studies(card: Analysis, planned: Planned) -> str:
 
 
 def find_analysis_card(name: str) -> Analysis:
-    """Raises BadInput for an analysis that does not exist."""
+    """Finds the card of an analysis. Raises BadInput for one that does not exist."""
     return registry.analyses.get(name).card
 
 

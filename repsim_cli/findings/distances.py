@@ -150,7 +150,12 @@ class GroupDistances:
 
 
 def make_group_distances(groups: Members, values: Square, seed: int) -> GroupDistances:
-    """Raises BadInput as `cluster_models` does."""
+    """Clusters the models by their distances, and says how well each method recovers the groups. Raises BadInput as
+    `cluster_models` does.
+
+    values: the distances.
+    seed: that of the arrangements that are drawn.
+    """
     cut = cluster_models(values, len(groups))
     return GroupDistances(
         groups, values, cut, {method: compute_recovery(groups, labels, seed) for method, labels in cut.items()}

@@ -50,7 +50,10 @@ class Columns(NamedTuple):
 
 
 def fit_columns(features: AnyFeatures, documents: Documents | None = None) -> Columns:
-    """Raises Degenerate for a single column."""
+    """Computes what the pairs of columns of one side need. Raises Degenerate for a single column.
+
+    documents: of each row; None takes every row as a sample of its own.
+    """
     x = features.values.double()
     if x.shape[1] < FEWEST:
         raise Degenerate(f"{FEWEST} features or more are needed, got {x.shape[1]}; use cka_unbiased")

@@ -37,7 +37,7 @@ def compute_relative_difference(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]
 
 
 def compute_decibels(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
-    """Raises Degenerate where both are equal."""
+    """Computes how many decibels the difference lies below `y`. Raises Degenerate where both are equal."""
     share = torch.tensor(compute_relative_difference(x, y), dtype=torch.float64)
     if not share:
         raise Degenerate("infinitely many decibels, got equal rows; use relative_l2, which is 0 there")

@@ -129,7 +129,8 @@ def _hash_files(folder: Path) -> dict[str, str] | None:
 
 
 def _open(text: str, said: Mapping[str, Any], load: Callable[[], Any]) -> KnownTokenizer:
-    """Raises KeyError or TypeError where it is not said what a tokenizer says of itself."""
+    """Opens a tokenizer of the library tokenizers. Raises KeyError or TypeError where it is not said what one says of
+    itself."""
     from tokenizers import Tokenizer
 
     return KnownTokenizer(Tokenizer.from_str(text), {name: said[name] for name in SAID}, load)

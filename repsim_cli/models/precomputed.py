@@ -140,7 +140,7 @@ def _check_finite(file: Path, name: str, x: Tensor) -> None:
 
 
 def _add_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:
-    """Raises BadInput where the ids are not one for each row, each once."""
+    """Gives each row its id. Raises BadInput where the ids are not one for each row, each once."""
     named = _check_one_a_row("ids", key, ids, stored.rows)
     twice = next((each for each, count in Counter(named).items() if count > 1), None)
     if twice is not None:

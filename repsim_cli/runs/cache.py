@@ -50,7 +50,7 @@ _marked: Counter[Path] = Counter()  # uses by this process, by the mark that oth
 
 
 def find_cache_folder() -> Path:
-    """Raises BadInput where its path is not UTF-8."""
+    """Finds the folder of the cache. Raises BadInput where its path is not UTF-8."""
     return check_utf8(Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim")), "REPSIM_CACHE")
 
 

@@ -23,7 +23,8 @@ def _make_results_adapter() -> Any:
 
 
 def from_json(document: Mapping[str, Any]) -> Results:
-    """Raises Unreadable where a key is missing, or a value has another type than its field."""
+    """Makes the results of their JSON document. Raises Unreadable where a key is missing, or a value has another type
+    than its field."""
     from pydantic import ValidationError
 
     for key in (part.name for part in dataclasses.fields(Results)):

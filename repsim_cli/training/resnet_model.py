@@ -163,7 +163,7 @@ def save(model: ResNet9, folder: Path) -> None:
 
 
 def load(folder: Path) -> ResNet9:
-    """Raises BadInput for weights of another shape."""
+    """Loads a model from its folder, frozen. Raises BadInput for weights of another shape."""
     model = ResNet9(read_resnet_shape(folder))
     file = folder / WEIGHTS
     with refuse(f"{file}: not the weights of this config", file.name, "save the model again"):

@@ -64,7 +64,8 @@ class SampleReader(Extraction):
 
 
 def make_sample_reader(where: str, sample: Sample, given: OfModels) -> SampleReader:
-    """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
+    """Plans how the sample's tests are read. Raises BadInput, below the key path `where`, for tests that the models of
+    the run do not allow."""
     every = given["model"]
     tests = {test: _list_group_models(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
     if not tests:

@@ -298,7 +298,12 @@ def find_row_classes(extraction: Extraction, sequences: Mapping[str, Sequences])
 
 
 def split_documents(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
-    """Raises BadInput where documents or rows are too few on either side."""
+    """Draws the documents to fit on, and leaves the rows of the others out. Raises BadInput where documents or rows are
+    too few on either side.
+
+    documents: of each row.
+    share: of the documents, those to fit on.
+    """
     names = np.random.default_rng(seed).permutation(np.unique(documents))
     count = round(share * len(names))
     rows = [np.flatnonzero(documents == name) for name in names[:count]]

@@ -114,7 +114,8 @@ def read_dump(
     ids: str | None = None,
     documents: str | None = None,
 ) -> Dump:
-    """Raises BadInput for files that hold no residual stream.
+    """Reads stored activations, of one file or of a folder of files. Raises BadInput for files that hold no residual
+    stream.
 
     Three layouts: `hidden_states` (tokens, layers, d) and `token_ids`, as vLLM writes them; `residual_stream` (layers,
     tokens, d), which vllm-lens gives, and `token_ids`; and an array or column (tokens, d) for each layer. The other

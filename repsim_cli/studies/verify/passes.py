@@ -51,7 +51,8 @@ class VerifyRun:
 
 
 def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> Passes:
-    """Raises BadInput where a model does not repeat itself, and RunFailed where one does not run."""
+    """Runs every batch through both models, parts of the candidate on what the reference gave them. Raises BadInput
+    where a model does not repeat itself, and RunFailed where one does not run."""
     first, last = run.batches[0], run.batches[-1]
     for label, side in zip(run.labels, (reference, candidate), strict=True):
         if isinstance(side, InMemory):
@@ -210,7 +211,11 @@ def _guard(label: str, batch: Batch, go: Callable[[], Any]) -> Any:
 
 @contextmanager
 def run_or_refuse(label: str, batch: Batch) -> Iterator[None]:
-    """Raises RunFailed where the model does not run."""
+    """Turns what the model raises inside the block into RunFailed.
+
+    label: the model's.
+    batch: what it runs on.
+    """
     try:
         yield
     except RepsimError:

@@ -160,7 +160,7 @@ def is_saved(file: Path) -> bool:
 
 
 def load(file: Path) -> Saved:
-    """Raises BadInput for a file of another version, or a damaged one."""
+    """Reads a reference that --save wrote. Raises BadInput for a file of another version, or a damaged one."""
     with refuse(f"{file}: a reference of --save that cannot be read", file.name, "save it again"):
         with safetensors.safe_open(file, "pt") as opened:
             facts = json.loads(opened.metadata()[KEY])

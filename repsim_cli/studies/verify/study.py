@@ -60,7 +60,8 @@ def verify_models(
     *,
     quick: bool = False,
 ) -> Answer:
-    """Raises BadInput where the two cannot be compared. Models stay in the mode in which they are.
+    """Finds where the candidate departs from the reference. Raises BadInput where the two cannot be compared. Models
+    stay in the mode in which they are.
 
     reference, candidate: with one of them on the disk (`OnDisk`), all batches run through one part of both at a time.
     quick: the reference's rounding is not measured; a multiple of that of each row stands for it.
