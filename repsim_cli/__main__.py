@@ -8,6 +8,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 
 def main() -> None:
+    """Runs the command of the terminal, with what must be set before torch is imported."""
     # read when torch is imported: threads that spin while they wait slow down every process on the same CPUs
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from repsim_cli.base import garbage, signals

@@ -206,6 +206,18 @@ def test_docstrings_begin_with_what_is_done():
     assert not wrong, "a docstring begins with a verb (`Finds`, `Says whether`) or with the value (`The mean of ...`)"
 
 
+def test_long_public_functions_say_what_they_do():
+    """Those of a module, of 12 lines or more; an analysis is described by its options."""
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and is_called(node):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= 11 and not ast.get_docstring(node):
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not wrong, "a function of 12 lines or more has a docstring: what is done, and each argument as `name: what`"
+
+
 def test_docstrings_name_what_is_there():
     """What stands in backticks is a name of the code, of a file, of a setting, or a word of a text in the code."""
     named, words = [], {file.stem for file in PACKAGE.rglob("*")}

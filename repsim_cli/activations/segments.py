@@ -35,12 +35,15 @@ class Segments(NamedTuple):
     share: float
 
     def exchange(self, batch: int) -> Exchange:
-        """Makes the units that trade places of `rows`: the segment of each, and its place there."""
+        """Says for every row of `rows` which segment it is in and where in it, so that whole segments can be exchanged.
+
+        batch: its number.
+        """
         shapes = [group.shape for group in self.batches[batch]]
-        before = np.cumsum([0, *(k for k, _ in shapes)])
-        units = [np.repeat(first + np.arange(k), length) for first, (k, length) in zip(before, shapes, strict=False)]
-        starts = np.cumsum([0, *(length for _, length in shapes)])
-        places = [np.tile(first + np.arange(length), k) for first, (k, length) in zip(starts, shapes, strict=False)]
+        before = np.cumsum([0, *(k for k, _ in shapes)])[:-1]
+        units = [np.repeat(first + np.arange(k), length) for first, (k, length) in zip(before, shapes, strict=True)]
+        starts = np.cumsum([0, *(length for _, length in shapes)])[:-1]
+        places = [np.tile(first + np.arange(length), k) for first, (k, length) in zip(starts, shapes, strict=True)]
         return Exchange(np.concatenate(units), np.concatenate(places), "segments")
 
     def rows(self, batch: int) -> Int[np.ndarray, " n"]:

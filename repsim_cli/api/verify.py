@@ -4,7 +4,7 @@ folder."""
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -343,4 +343,4 @@ def _make_common_batches(
 
 def _take_first_texts(documents: Iterator[str]) -> list[str]:
     """The first documents, cut to what is read of them."""
-    return [text[: 16 * inputs.LENGTH] for text, _ in zip(documents, range(8 * inputs.ROWS), strict=False)]
+    return [text[: 16 * inputs.LENGTH] for text in islice(documents, 8 * inputs.ROWS)]

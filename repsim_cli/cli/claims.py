@@ -19,6 +19,8 @@ COLUMNS = ("claim", "source", "statistic", "holds where", "unit")
 
 
 def claims_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim claims`: every claim with its verdict in the newest run of each name, or with `--check` in
+    tiny runs, of which those that are missing are made first."""
     from repsim_cli.findings.claims import find_claims
 
     claims = find_claims(parsed.names or registry.claims.names())

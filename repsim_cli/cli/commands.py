@@ -26,6 +26,7 @@ def _make_lazy_command(module: str, name: str) -> Callable[..., Any]:
 
 
 def build_parser() -> Parser:
+    """The parser of all commands, which imports none of them."""
     top = Parser(
         prog="repsim",
         description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim compare`: two models become a run, and its answer a few lines. Gives 1 where the run failed."""
     if parsed.quiet:
         os.environ[QUIET] = "1"
     _check_models(parsed.first, parsed.second)
@@ -135,6 +136,7 @@ def _run(name: str) -> Path:
 
 
 def diff_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim diff`: what differs between two runs, in what went in and in what came out."""
     from repsim_cli.report import differences as comparison
 
     first, second = _run(parsed.first), _run(parsed.second)

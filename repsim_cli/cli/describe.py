@@ -46,6 +46,7 @@ class Topic:
 
 
 def describe_command(given: argparse.Namespace) -> int:
+    """Answers `repsim describe`: what a name means, or of `model NAME` how that model is built."""
     if given.which is None:
         topics = find_meanings(given.name)
         if given.json:

@@ -42,6 +42,7 @@ def examine() -> Iterator[tuple[str, list[str]]]:
 
 
 def describe_devices() -> list[str]:
+    """Lists the CPU with its threads and every GPU, a line each."""
     import torch
 
     lines = [f"cpu: {psutil.cpu_count(logical=False) or '?'} cores, torch uses {torch.get_num_threads()} threads"]

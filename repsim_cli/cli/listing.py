@@ -160,6 +160,7 @@ def describe_runs() -> list[dict[str, Any]]:
 
 
 def list_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim list`: what there is of one group or of all, the runs, or the architectures."""
     if parsed.json:
         from repsim_cli.cli.machine import build_lists_json, say_json
 

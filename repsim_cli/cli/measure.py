@@ -15,6 +15,7 @@ ALL = "all"
 
 
 def measure_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim measure`: one measure, or all with their defaults, of two arrays in files."""
     check_torch()
     from repsim_cli import measures
 

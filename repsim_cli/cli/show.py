@@ -174,6 +174,7 @@ def _split_by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]
 
 
 def show_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim show`: what a run found and how long its parts took, or the jobs of a sweep."""
     folder = folders.find_sweep(parsed.run)
     if folder is not None and parsed.json:
         raise BadInput(f"--json: of a single run, got the sweep {folder}; its jobs.json has all jobs")
@@ -231,6 +232,8 @@ def _show_sweep(folder: Path) -> int:
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim plot`: draws the figures of a run into its folder, or the attention of the heads that are
+    named."""
     from repsim_cli.figures.frame import save
     from repsim_cli.findings import analyse
     from repsim_cli.studies.attention import finding as heads
@@ -248,6 +251,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
 
 
 def export_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim export`: writes the tables of a run in the formats asked for, and its figures as PDF."""
     from repsim_cli.figures.frame import Style
     from repsim_cli.findings import analyse
     from repsim_cli.report import export
@@ -269,6 +273,8 @@ def export_command(parsed: argparse.Namespace) -> int:
 
 
 def analyse_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim analyse`: analyses a finished run again, with the changes given, and draws its figures and report
+    anew."""
     from repsim_cli import report
     from repsim_cli.config.analyses import choose_analyses
     from repsim_cli.findings.analyse import ANALYSES, analyse, draw, read_drawing
@@ -289,6 +295,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
 
 
 def report_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim report`: one page of the runs that are named, or of all runs where none is."""
     from repsim_cli import report
 
     if not parsed.runs:
@@ -339,6 +346,7 @@ def doctor_command(parsed: argparse.Namespace) -> int:
 
 
 def cache_command(parsed: argparse.Namespace) -> int:
+    """Answers `repsim cache`: sets its limit, clears it, and lists what it holds."""
     from repsim_cli.runs import cache
 
     if parsed.limit is not None:

@@ -74,6 +74,14 @@ def altered(
 
 
 def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
+    """Gives every example of labelled data altered, each by random numbers of its own; a line that says why one is left
+    out stays as it is.
+
+    data: the examples.
+    names: of all labels, the new ones behind those of the data.
+    how: what is altered.
+    """
+
     def alter_example(example: Example, random: Random) -> Example:
         if example.label is None:
             raise BadInput(f"{data.source}: an example has no label; add them")

@@ -113,8 +113,8 @@ def make_text_passage(
     find: Callable[[str], Int[np.ndarray, "w 2"]] = find_word_spans,
 ) -> Passage:
     """A text or a pair of texts, with the words that are found in it."""
-    behind = np.cumsum([0, *(len(text) + 1 for text in texts)])
-    words = [find(text) + at for text, at in zip(texts, behind, strict=False)]
+    behind = np.cumsum([0, *(len(text) + 1 for text in texts)])[:-1]
+    words = [find(text) + at for text, at in zip(texts, behind, strict=True)]
     return Passage(document, texts, np.concatenate(words), first)
 
 

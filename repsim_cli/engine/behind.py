@@ -187,7 +187,7 @@ def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: Inn
     near = values[a, b].cpu() if measure.card.larger_is_closer else -values[a, b].cpu()
     near = near.nan_to_num(-torch.inf, neginf=-torch.inf)
     forth, back = near.argmax(1).tolist(), near.argmax(0).tolist()
-    same = zip(range(len(forth)), range(len(back)), strict=False)
+    same = ((i, i) for i in range(min(len(forth), len(back))))
     cells = sorted({*enumerate(forth), *((i, j) for j, i in enumerate(back)), *same})
     return [(int(a.start) + i, int(b.start) + j) for i, j in cells if near[i, j].isfinite()]
 

@@ -44,6 +44,7 @@ class NullMoments(NamedTuple):
 
 
 def compute_null_moments(matrix: Float[Tensor, "n n"]) -> NullMoments:
+    """Splits a symmetric matrix into the parts of its rows and what is left, and sums what the null needs of both."""
     n = len(matrix)
     diagonal = matrix.diagonal().double()
     off = matrix.clone()

@@ -203,7 +203,7 @@ def _compute_covariances(
                 ends = [0, *itertools.accumulate(y.shape[1] for y in part)]
                 held = part[0].new_empty(AT_ONCE, ends[-1], dtype=torch.float64)
             x = held[: len(part[0])]
-            for start, y in zip(ends, part, strict=False):
+            for start, y in zip(ends[:-1], part, strict=True):
                 x[:, start : start + y.shape[1]] = y
             if shift is None or total is None:
                 shift, total = x.mean(0), x.new_zeros(x.shape[1])

@@ -77,6 +77,8 @@ def find_reliable_axes(x: Second) -> Axes:
 
 
 def find_principal_axes(x: Second) -> Axes:
+    """The directions of the rows, by their variance: of all neurons where their covariance is safely of full rank, else
+    those above the rounding of float32, counted with every neuron scaled to equal size."""
     least = compute_rank_tolerance(len(x.sizes), SINGLE) ** 2
     whiten = find_whitening(x.covariance)
     if whiten is not None and bound_inverse_eigenvalue(whiten, x.sizes) < 1 / least:

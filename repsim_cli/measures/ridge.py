@@ -151,6 +151,11 @@ def hold_out_all(
 
 
 def make_fold_measure(folds: int, documents: Documents | None = None) -> Pairwise:
+    """Makes the measure of how well held-out rows are predicted.
+
+    folds: into how many parts rows are split.
+    documents: of each row, where a part holds whole documents; None splits rows.
+    """
     compare_all = partial(hold_out_all, folds=folds, documents=documents)
     return Pairwise(
         prepare=prepare_shape,

@@ -62,6 +62,12 @@ def cross_barcode(first: Square, second: Square) -> float:
 def average_topology_divergence(
     a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, subsets: int, seed: int
 ) -> float:
+    """The mean, over subsets of the rows and both directions, of the summed lengths of the bars of the cross-barcode.
+
+    rows: in each subset; all rows where there are no more.
+    subsets: how many.
+    seed: that of their draws.
+    """
     draw = np.random.default_rng(seed)
     chosen = (
         [draw.choice(len(a), rows, replace=False) for _ in range(subsets)] if len(a) > rows else [np.arange(len(a))]

@@ -62,6 +62,7 @@ def locate(path: str) -> Path:
 
 
 def check_folder(path: Path) -> Path:
+    """Refuses a path that is no folder of a whole model in the transformers format, and says what it is instead."""
     if path.is_file():
         raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
     if not path.is_dir():

@@ -117,6 +117,11 @@ def take_text_config(config: Any) -> Any:
 
 
 def inline_config(given: dict[str, Any]) -> Any:
+    """Makes the config of a model that is described in the run's own configuration. Raises BadInput for settings that
+    its type does not have.
+
+    given: `model_type` and its settings.
+    """
     kind = given.get("model_type")
     _check_numbers(given)
     known = list(import_transformers().CONFIG_MAPPING.keys())

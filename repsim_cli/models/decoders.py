@@ -135,6 +135,7 @@ def olmo_hybrid(config: Any) -> Architecture:
 
 
 def lfm3(config: Any) -> Architecture:
+    """The table of LFM 3, whose blocks are short convolutions or attention."""
     table = vary(
         LLAMA,
         block={

@@ -50,6 +50,11 @@ def _find_own_folder(where: str) -> str:
 
 
 def load_tokenizer(where: str, revision: str | None = None) -> Any:
+    """Loads a tokenizer and tries it once. Raises BadInput where it cannot be used.
+
+    where: a folder, a file of a model, or a hub id.
+    revision: of a hub id; None is the newest.
+    """
     where = _find_own_folder(where)
     local = is_local(where)
     if not local and (shape := find_planned_shape(where)):

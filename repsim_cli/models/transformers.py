@@ -296,6 +296,11 @@ def _make_hub_place(hub: str, revision: str | None) -> Place:
 
 
 def make_source_from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
+    """Makes the source of a model that stands in a folder or on the hub: its tokenizer and weights load when they are
+    needed.
+
+    quantize: how its weights are quantised when they load; None: as they are stored.
+    """
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
     made = make_source(
         model_place.says,

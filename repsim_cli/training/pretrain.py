@@ -96,6 +96,10 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
+    """Trains a tokenizer on a text, and packs the text into whole sequences, every twentieth held out.
+
+    seed: that of the order of documents.
+    """
     tokenizer = train_byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
     made = pack(
         text,

@@ -413,6 +413,8 @@ def test_claims_on_the_layers_of_single_models():
     assert larger(other).why == "needs four layers of each"
     assert pattern(other).why == "the two models have different layers"
     assert first(other).why == "needs 3 seeds trained on one sum"
+    fewer = replace(whole, apart={**whole.apart, END_TO_END: whole.apart[END_TO_END][:2]})
+    assert pattern(fewer).why == "needs as many seeds trained block by block as end to end, got 3 and 2"
     plain = TrainedLayers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: [flat[:2, :2]]})
     assert first(plain).why == "no attention map is among the layers"
     assert larger(plain).why == "needs 3 seeds trained block by block and end to end"

@@ -27,6 +27,12 @@ class CrosscoderOptions:
 
 
 def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
+    """Says of each model how much of it the crosscoder explains and which latents are of it alone; then of the shared
+    ones.
+
+    sides: the table of models.
+    latents: the table of kinds of latents.
+    """
     kinds = {row[0]: dict(zip(latents.columns, row, strict=True)) for row in latents.rows}
     for row in sides.rows:
         side, explained, error, shuffled = row[0], *row[3:6]

@@ -86,6 +86,7 @@ def pair_with_base(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def curves(rows: Sequence[Row]) -> Iterator[Curve]:
+    """Draws each score over the dictionaries of a model, where it has one. rows: one for each dictionary."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     for score, meant in MEANT.items():
         for model in models:

@@ -117,9 +117,9 @@ def compare_middle_blocks(rows: Rows, column: str, where: Callable[[float], bool
     gaps = []
     for layers in rows.values():
         blocks = [row for row in layers if read_block_number(row["layer"]) is not None and row[column] is not None]
-        shares = [i / (len(blocks) - 1) for i in range(len(blocks))] if len(blocks) > 1 else []
-        inside = [row[column] for row, at in zip(blocks, shares, strict=False) if abs(at - 0.5) <= 0.25]
-        others = [row[column] for row, at in zip(blocks, shares, strict=False) if where(at)]
+        shares = [i / max(len(blocks) - 1, 1) for i in range(len(blocks))]
+        inside = [row[column] for row, at in zip(blocks, shares, strict=True) if abs(at - 0.5) <= 0.25]
+        others = [row[column] for row, at in zip(blocks, shares, strict=True) if where(at)]
         if inside and others:
             gaps.append(float(np.mean(inside) - np.mean(others)))
     return gaps or None
@@ -162,6 +162,11 @@ def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
 
 
 def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
+    """Draws each quantity over the layers of a model, where two layers or more have one.
+
+    rows: the layers of each model.
+    errors: the same, of standard errors.
+    """
     for column, meant in MEANT.items():
         for model, layers in rows.items():
             values = [row[column] for row in layers]

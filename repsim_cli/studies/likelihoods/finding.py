@@ -28,6 +28,7 @@ class LikelihoodOptions:
 
 
 def sentences(run: Finished) -> Iterator[list[str]]:
+    """Says which two models are closest and which are furthest, with the error of each distance."""
     (measured,) = run.results.measures
     (matrix,) = measured.matrices
     assert matrix.se is not None

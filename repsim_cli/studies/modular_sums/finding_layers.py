@@ -92,6 +92,9 @@ def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
         return Untestable(missing)
     if list(models.names[BY_BLOCK]) != list(models.names[END_TO_END]):
         return Untestable("the two models have different layers")
+    counts = [len(models.apart[training]) for training in trainings]
+    if counts[0] != counts[1]:
+        return Untestable(f"needs as many seeds trained {BY_BLOCK} as {END_TO_END}, got {counts[0]} and {counts[1]}")
     if len(models.names[BY_BLOCK]) < LEAST:
         return Untestable(FOUR)
     for training in trainings:  # two matrices of noise differ, too
@@ -102,7 +105,7 @@ def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
                 f"(rho = {min(found):.2g}, {ORDERED} is needed): no pattern"
             )
     # each model is in one pair
-    both = zip(*(models.apart[training] for training in trainings), strict=False)
+    both = zip(*(models.apart[training] for training in trainings), strict=True)
     rhos = [float(normalise_ranks(_take_pair_distances(x)) @ normalise_ranks(_take_pair_distances(y))) for x, y in both]
     return Weighed(float(np.mean(rhos)), weigh_mean(rhos, 0.5, "pair of models"))
 

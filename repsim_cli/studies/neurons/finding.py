@@ -72,6 +72,11 @@ def compute_neuron_excess(matrices: Sequence[np.ndarray]) -> VaryingNeurons:
 def make_layer_curves(
     model: str, layers: Sequence[str], neurons: VaryingNeurons, threshold: float
 ) -> Iterator[tuple[str, Curve]]:
+    """Draws over the layers of a model the share of its neurons that are universal, and their mean excess.
+
+    layers: their names.
+    threshold: the excess above which a neuron is universal.
+    """
     mean = neurons.excess.mean(0)
     at = [i for i in range(len(layers)) if (neurons.layer == i).any()]
     for quantity, values in ((SHARE, mean > threshold), (EXCESS, mean)):

@@ -286,7 +286,7 @@ def evaluate_stitches(
     whole = {key: torch.cat([part[key] for part in parts], dim=-1).numpy() for key in parts[0]}
     return StitchScores(
         whole["weights"],
-        {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
+        {label: dict(zip(SCORES[:2], whole["own"][i][:2], strict=True)) for i, label in enumerate(order)},
         {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
         count_answers(sequences, task),
     )

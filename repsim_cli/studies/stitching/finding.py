@@ -1,6 +1,6 @@
 """Stitched models: penalties by layer and pair of models, layer by layer for one pair, and the curves of training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -149,11 +149,20 @@ def _pair_models_by_depth(kinds: Kinds) -> list[dict[str, str]]:
     for label, kind in kinds.items():
         name, depth = kind.split(", ")
         by_depth.setdefault(depth, {}).setdefault(name.split("_")[0], []).append(label)
-    return [
-        {"gelu": gelu, "solu": solu}
-        for of in by_depth.values()
-        for gelu, solu in zip(of.get("gelu", []), of.get("solu", []), strict=False)
-    ]
+    pairs = []
+    for of in by_depth.values():
+        gelu, solu = of.get("gelu", []), of.get("solu", [])
+        count = min(len(gelu), len(solu))
+        pairs += [{"gelu": a, "solu": b} for a, b in zip(gelu[:count], solu[:count], strict=True)]
+    return pairs
+
+
+def warn_of_unpaired(kinds: Kinds) -> Iterator[str]:
+    """Names the models that claims on pairs leave out, where there are pairs."""
+    paired = {label for pair in _pair_models_by_depth(kinds) for label in pair.values()}
+    alone = [label for label, kind in kinds.items() if kind.startswith(("gelu", "solu")) and label not in paired]
+    if paired and alone:
+        yield f"not in the claims, for want of a partner of equal depth and the other activation: {', '.join(alone)}"
 
 
 @analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=figures)
@@ -163,4 +172,4 @@ def stitching(run: Finished, options: StitchingOptions, claims: Sequence[Claim])
     tables = {"directions": tabulate_directions(records, kinds)}
     if (recovered := compute_recovered_shares(records)).rows:
         tables["recovered both ways"] = recovered
-    return Part(tables=tables, claims=verdicts)
+    return Part(tables=tables, claims=verdicts, warnings=list(warn_of_unpaired(kinds) if claims else ()))

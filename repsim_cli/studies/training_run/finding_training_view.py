@@ -36,7 +36,7 @@ def _correlate_with_distance(courses: Courses, quantity: str, threshold: float) 
     """Spearman's rho between a quantity and the mean distance, over the checkpoints that have both: one per model."""
     sides = []
     for course in courses.values():
-        pairs = zip(course.get(quantity, []), course["distance"], strict=False)
+        pairs = zip(course[quantity], course["distance"], strict=True) if quantity in course else ()
         known = np.array([pair for pair in pairs if None not in pair], float)
         if len(known) >= DEEP and (np.ptp(known, axis=0) > 0).all():
             sides.append((known[:, 0], known[:, 1]))

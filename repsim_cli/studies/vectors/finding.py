@@ -68,6 +68,8 @@ def say_reach(rows: Sequence[Row]) -> str:
 
 
 def say_map_scores(rows: Sequence[Row]) -> str:
+    """Says in a sentence how well old vectors find their neighbours through the best map, and how well with none and
+    after embedding all texts anew. rows: one for each map and score."""
     kind = find_best_kind(rows)
     by_score = {row["score"]: row for row in rows if row["map"] == kind}
     new, fit = by_score[MAIN], by_score["R^2"]

@@ -133,6 +133,12 @@ def find_differing_ids(ids: Mapping[str, list[int]], candidate: Any, reference: 
 
 
 def make_difference(about: str, first: int | None = None, inputs: Sequence[str] = ("text",)) -> Difference:
+    """Makes the difference of two tokenizers.
+
+    about: what differs.
+    first: the first token that does; None: not of tokens.
+    inputs: those that show it.
+    """
     return Difference(
         unit=TOKEN_IDS,
         block=None,

@@ -69,6 +69,13 @@ def match_rows(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Pla
 def make_coupling_matrices(
     run: Run, viewed: LayerRows, batch: ViewBatch, settings: CouplingSettings, *, seed: int
 ) -> dict[str, Matrix]:
+    """Matches the rows of a batch between pairs of layers of each model, from POT's start and from the best of all
+    starts.
+
+    viewed: the rows of all layers.
+    batch: which of them are matched.
+    seed: that of pairs and starts.
+    """
     made = viewed.take(batch).apply(run, _prepare_standardised_space, "couplings", "distances")
     spaces = {
         label: {name: x for name, x in zip(viewed.names(label), of, strict=True) if x is not None}

@@ -121,6 +121,7 @@ def make_distance_histograms(
 
 
 def make_histogram_matrices(run: Run, viewed: LayerRows, settings: Histograms) -> dict[str, Matrix]:
+    """Counts the distances of rows in every layer of each model, of all rows and with parts of them left out."""
     rows = viewed.rows
     count = len(next(iter(rows.values()))[0])
     of, bins = make_jackknife_subsets(count), settings.bins

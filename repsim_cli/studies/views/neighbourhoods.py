@@ -61,6 +61,13 @@ def find_nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[np.ndarray, "n k"]
 def make_neighbour_matrices(
     run: Run, viewed: LayerRows, batch: ViewBatch, settings: Neighbours, *, seed: int
 ) -> dict[str, Matrix]:
+    """Finds the nearest rows of each row of a batch in every layer of each model, in the plane of a t-SNE and in full
+    space.
+
+    viewed: the rows of all layers.
+    batch: which of them are placed.
+    seed: that of the t-SNE and of the rows that are shown.
+    """
     drawn, k = viewed.take(batch), settings.k
     made = drawn.apply(run, partial(project_to_plane, perplexity=settings.perplexity, seed=seed), "neighbours", "t-SNE")
     samples = settings.samples or draw(len(batch), SAMPLES, seed).tolist()

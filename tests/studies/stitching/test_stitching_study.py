@@ -17,7 +17,13 @@ from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
 from repsim_cli.studies.stitching.finding import StitchingOptions as Options
-from repsim_cli.studies.stitching.finding import compute_recovered_shares, figures, stitching, tabulate_directions
+from repsim_cli.studies.stitching.finding import (
+    compute_recovered_shares,
+    figures,
+    stitching,
+    tabulate_directions,
+    warn_of_unpaired,
+)
 from repsim_cli.studies.stitching.held_out import count_held_out, split_sequences
 from repsim_cli.studies.stitching.results import PENALTIES
 from repsim_cli.studies.stitching.study import Stitching
@@ -303,6 +309,14 @@ def test_directions_and_claims():
     assert values["solu_into_gelu_costs_more"].why == "needs 3 pairs of models with a value, got 1 pair of models"
     why = "needs 3 pairs of a SoLU and a GELU model of equal depth, stitched both ways"
     assert CLAIMS[0](rows[:2], KINDS).why == why
+
+
+def test_models_without_a_partner_are_named():
+    kinds = {**KINDS, "plain": "relu, 3 blocks"}
+    want = "not in the claims, for want of a partner of equal depth and the other activation:"
+    assert list(warn_of_unpaired(kinds)) == [f"{want} h, big"]
+    assert list(warn_of_unpaired({"g": kinds["g"], "s": kinds["s"]})) == []
+    assert list(warn_of_unpaired({"g": kinds["g"], "h": kinds["h"]})) == []  # no pair: the claims say so
 
 
 def test_published_settings():
