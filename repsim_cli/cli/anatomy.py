@@ -87,7 +87,7 @@ def open_model(name: str) -> Source:
 
 
 def list_model_facts(source: Source) -> Iterator[tuple[str, str]]:
-    """What is known of a model without its weights: pairs of a word and what stands behind it, type first."""
+    """Lists what is known of a model without its weights, as a word and what stands behind it, its type first."""
     table = source.architecture
     guessed = "; no table: its stream is found by structure, and checked when it is first run"
     yield (
