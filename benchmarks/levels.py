@@ -16,7 +16,14 @@ from itertools import chain, groupby
 import numpy as np
 from joblib import Parallel, delayed
 
-PARTS = ("levels_claims", "levels_planted", "levels_universality", "levels_nulls", "levels_corrections")
+PARTS = (
+    "levels_claims",
+    "levels_shared",
+    "levels_planted",
+    "levels_universality",
+    "levels_nulls",
+    "levels_corrections",
+)
 PARTS += ("levels_budget",)
 LEAST = 0.8  # power
 FARTHEST = 0.02  # that a rate may be from its nominal value, however few the draws

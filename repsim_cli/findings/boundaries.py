@@ -4,7 +4,7 @@ resid_post@7."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -29,6 +29,7 @@ from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as LEAST
 from repsim_cli.findings.evidence import (
     FLIPS,
+    LEVEL,
     log_of,
     negate_evidence,
     report_too_few,
@@ -43,10 +44,13 @@ from repsim_cli.findings.partitions import (
     Labels,
     Square,
     compare_partitions,
+    compute_margin,
+    compute_p_among_walks,
     convert_to_distances,
-    divide,
     find_contiguous_segments,
+    find_cut,
     have_groups,
+    measure_clearness,
 )
 from repsim_cli.runs.content import Table
 
@@ -103,8 +107,9 @@ class ModelBlocks:
 
     @property
     def clear(self) -> bool:
-        """Says whether there is a boundary: in a smooth gradient two groups of least cost mean nothing."""
-        return self.clearness > 0
+        """Says whether there is a boundary, by the margin of sub-networks: in a smooth gradient two groups of least
+        cost mean nothing."""
+        return self.clearness >= compute_margin(self.apart)
 
     @property
     def mean(self) -> float:
@@ -122,10 +127,9 @@ def find_model_blocks(values: Square, larger_is_closer: bool) -> ModelBlocks | N
     )
     if not suggested.scores:
         return None
-    _, starts = divide(apart, 2)
     return ModelBlocks(
         apart=apart,
-        cut=starts[1][1],
+        cut=find_cut(apart),
         labels=suggested.labels,
         clearness=suggested.scores[2] - suggested.reference[2],
     )
@@ -226,12 +230,18 @@ def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
         kept = [(parted.models[a], parted.models[b]) for a, b in pairs if left_out not in (a, b)]
         return compute_agreement(kept) if kept else float("nan")
 
+    value = compute_kept_agreement()
     if len(labels) < FLIPS:  # of three that are anywhere all may agree
-        return Weighed(compute_kept_agreement(), report_too_few(len(labels), "seed", FLIPS))
-    return Weighed(
-        compute_kept_agreement(),
-        weigh_by_jackknife(compute_kept_agreement(), 0.5, [compute_kept_agreement(label) for label in labels], "seed"),
-    )
+        return Weighed(value, report_too_few(len(labels), "seed", FLIPS))
+    over = weigh_by_jackknife(value, 0.5, [compute_kept_agreement(label) for label in labels], "seed")
+    # seeds may share blocks that wander: what they share must part more clearly than walks do
+    by_entry = [
+        np.mean([parted.models[label].apart for label in labels if parted.entries[label] == entry], axis=0)
+        for entry in dict.fromkeys(parted.entries[a] for a, _ in pairs)
+    ]
+    shared = compute_p_among_walks(by_entry, measure_clearness) if over.above <= LEVEL else 1.0
+    how = f"{over.how}, and walks in place of the blocks that they share"
+    return Weighed(value, replace(over, above=max(over.above, shared), how=how))
 
 
 # ---- claims on several measures ----
@@ -347,7 +357,7 @@ def _draw_block_steps(run: Finished) -> Any:
             steps = convert_to_distances(values, layers.measure.larger_is_closer).diagonal(1)
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
-            style = SOLID if record["clearness"] > 0 else DOTTED
+            style = SOLID if record["clearer than without groups"] == "yes" else DOTTED
             panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **style)
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)

@@ -23,6 +23,7 @@ DRAWN = 1999  # of more, beside the one that was observed
 FEWEST = 3  # units that a standard error is estimated from
 FLIPS = 5  # units of which all on one side have a p below 0.05
 DEEP = 6  # layers or checkpoints of a curve whose trend can be told from a smooth curve
+HALVES = 8  # layers of a curve of which a half can
 COPULA, MOST = 20_000, 1_000_000  # samples that a rank correlation is compared with, and their values
 UPPER = 1.645  # standard errors up to the one-sided bound of the correlation of neighbouring steps
 
@@ -185,20 +186,24 @@ def _compute_extreme_p(null: Float[np.ndarray, " k"]) -> float:
     return float(max((null >= null.max() - ROUNDING).mean(), (null <= null.min() + ROUNDING).mean()))
 
 
-def require_shared_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0) -> Evidence:
+def require_shared_trend(
+    evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0, half: int | None = None
+) -> Evidence:
     """Weakens evidence over units whose curves may all follow one smooth curve: what they share must be steady, too.
 
     curves: of every unit, over its layers or checkpoints, rising where the statistic is positive: values and no ranks,
     which make a straight line of any bend. Models of one suite,
     or of one base, share what made their curves, so that all of them rise or none. p is the larger one of that over
     units and that of the mean curve. Below a positive threshold the units alone tell, and above a negative one.
+    half: the first (0) or the last (1) of the curve, which alone is to be steady; None: all of it.
     """
-    size = min(len(curve) for curve in curves)
-    if size < DEEP:
+    size, least = min(len(curve) for curve in curves), DEEP if half is None else HALVES
+    if size < least:
         how = f"curves of {size} points"
-        return replace(evidence, above=1.0, below=1.0, how=how, smallest=1.0, needs=f"{DEEP} layers or checkpoints")
+        return replace(evidence, above=1.0, below=1.0, how=how, smallest=1.0, needs=f"{least} layers or checkpoints")
     at = np.linspace(0, 1, size)
-    rises, falls = compute_trend_p(np.mean([np.interp(at, np.linspace(0, 1, len(y)), y) for y in curves], axis=0))
+    mean = np.mean([np.interp(at, np.linspace(0, 1, len(y)), y) for y in curves], axis=0)
+    rises, falls = compute_trend_p(mean) if half is None else compute_trends_p(mean, 2)[half]
     above, below = max(evidence.above, rises), max(evidence.below, falls)
     return replace(
         evidence,
@@ -209,21 +214,31 @@ def require_shared_trend(evidence: Evidence, curves: Sequence[np.ndarray], thres
 
 
 def compute_trend_p(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """One-sided p of a rise, and of a fall, of a single curve that may wander: Student's t of its mean step.
+    """One-sided p of a rise, and of a fall, of a single curve that may wander."""
+    (both,) = compute_trends_p(curve, 1)
+    return both
+
+
+def compute_trends_p(curve: Float[np.ndarray, " n"], parts: int) -> list[tuple[float, float]]:
+    """One-sided p of a rise, and of a fall, of each of so many equal parts of a single curve that may wander: Student's
+    t of its mean step, whose spread is that of all parts.
 
     The steps of a curve that wanders at random have the mean 0. Of n steps that resemble the next ones n (1 - r) /
     (1 + r) count, r the upper bound of their correlation: the steps of a smooth bend resemble each other, those of a
     straight line with noise do not.
     """
-    steps = np.diff(curve)
-    off = steps - steps.mean()
-    spread, count = float(off @ off), len(steps)
+    pieces = np.array_split(np.diff(curve), parts)
+    off = np.concatenate([steps - steps.mean() for steps in pieces])
+    spread, count = float(off @ off), len(off)
     r = float(off[:-1] @ off[1:]) / spread if spread else -1.0
     r = min(max(r + UPPER / math.sqrt(count), 0.0), 0.9)
-    counts = max(2.0, count * (1 - r) / (1 + r))
-    se = math.sqrt(spread / (count - 1) / counts)
-    found = weigh_by_standard_error(float(steps.mean()), 0.0, se, counts - 1, "", count)
-    return found.above, found.below
+    counts = max(parts + 1.0, count * (1 - r) / (1 + r))
+    found = []
+    for steps in pieces:
+        se = math.sqrt(spread / (count - parts) / (counts * len(steps) / count))
+        each = weigh_by_standard_error(float(steps.mean()), 0.0, se, counts - parts, "", count)
+        found.append((each.above, each.below))
+    return found
 
 
 def list_group_arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:

@@ -6,9 +6,10 @@ something. So the best silhouette must exceed those of surrogates, which have th
 but no groups. `benchmarks/clusterings.py` compares methods and rules on planted groups.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,7 @@ from scipy.sparse.csgraph import laplacian
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.distances import compute_adjusted_rand
+from repsim_cli.findings.evidence import Evidence
 
 Square = Float[np.ndarray, "n n"]
 Labels = Int[np.ndarray, " n"]
@@ -28,6 +30,7 @@ FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
 FLOOR = 0.25  # of the median: shorter distances count as this one in affinities and in residuals
 SURROGATES, MARGIN = 20, 0.05  # matrices without groups; by how much the best silhouette must exceed all of theirs
+WALKS = 19  # of layers that wander, with which claims over seeds compare: as few as have a p of 0.05
 NARROWEST, WIDE = 0.05, 0.5  # ranges of distances, of their median, between which the margin grows with the range
 
 
@@ -155,6 +158,69 @@ def draw_surrogates(apart: Square) -> Iterator[Square]:
         other = np.zeros_like(apart)
         other[cells] = means * draw.permutation(ratios)
         yield other + other.T
+
+
+def measure_clearness(apart: Square) -> float:
+    """Measures by how much the silhouette of two contiguous groups exceeds the largest of surrogates without groups."""
+    own, *others = (
+        silhouette(x, (np.arange(len(x)) >= find_cut(x)).astype(int)) for x in (apart, *draw_surrogates(apart))
+    )
+    return own - max(others)
+
+
+def find_cut(apart: Square) -> int:
+    """Finds how many layers are in the first of two contiguous groups of least cost."""
+    return divide(apart, 2)[1][1][1]
+
+
+def compute_p_among_walks(matrices: Sequence[Square], statistic: Callable[[Square], float]) -> float:
+    """Computes the share of walks, in place of each of the matrices, with as large a statistic in the mean over them.
+
+    matrices: of layers in the order of the network, each the mean of seeds, which may share layers that wander.
+    """
+    value = np.mean([statistic(apart) for apart in matrices])
+    walks = zip(*(draw_walks(apart, WALKS) for apart in matrices), strict=True)
+    as_large = sum(np.mean([statistic(apart) for apart in walk]) >= value for walk in walks)
+    return (1 + int(as_large)) / (1 + WALKS)
+
+
+def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Callable[[int], bool]) -> Evidence:
+    """Weakens evidence of how many spectral clusters seeds have: what they share has as many, more clearly than walks.
+
+    wanted: whether so many clusters are meant."""
+
+    def measure_wanted_clearness(apart: Square) -> float:
+        found = find_spectral_clusters(apart, False, count=None)
+        clear = found.scores and wanted(found.count)
+        return max(found.scores.values()) - max(found.reference.values()) if clear else -math.inf
+
+    matrices = average_by_size([convert_to_distances(values, False) for values in seeds])
+    shared = compute_p_among_walks(matrices, measure_wanted_clearness)
+    how = f"{evidence.how}, and walks in place of the layers that they share"
+    return replace(evidence, above=max(evidence.above, shared), how=how)
+
+
+def average_by_size(matrices: Sequence[Square]) -> list[Square]:
+    """Averages the matrices of as many layers."""
+    by_size: dict[int, list[Square]] = {}
+    for apart in matrices:
+        by_size.setdefault(len(apart), []).append(apart)
+    return [np.mean(alike, axis=0) for alike in by_size.values()]
+
+
+def draw_walks(apart: Square, count: int) -> Iterator[Square]:
+    """Draws distances between as many layers that wander: their steps are normal, with the covariance of the steps from
+    layer to layer but that between the two groups of least cost, as classical scaling of the distances places layers.
+    Layers that wander in few directions come in groups, too."""
+    size = len(apart)
+    centre = np.eye(size) - 1 / size
+    values, vectors = scipy.linalg.eigh(-centre @ np.square(apart) @ centre / 2)
+    places = vectors * np.sqrt(np.maximum(values, 0))
+    steps = np.delete(np.diff(places, axis=0), find_cut(apart) - 1, 0) / math.sqrt(size - 2)
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        walk = np.pad(draw.normal(size=(size - 1, size - 2)) @ steps, ((1, 0), (0, 0))).cumsum(0)
+        yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
 
 
 def decompose(near: Square) -> Square:

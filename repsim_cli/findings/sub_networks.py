@@ -23,7 +23,7 @@ from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, anal
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as FEWEST_UNITS
-from repsim_cli.findings.evidence import FLIPS, ROUNDING, weigh_by_sign_test, weigh_mean
+from repsim_cli.findings.evidence import FLIPS, LEVEL, ROUNDING, weigh_by_sign_test, weigh_mean
 from repsim_cli.findings.layers import order_layers, read_block_number
 from repsim_cli.findings.partitions import (
     FEWEST,
@@ -31,11 +31,13 @@ from repsim_cli.findings.partitions import (
     Partition,
     Square,
     compare_partitions,
+    convert_to_distances,
     find_contiguous_segments,
     find_spectral_clusters,
     have_groups,
     list_layer_ranges,
     parse,
+    require_beyond_walks,
 )
 from repsim_cli.runs.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 
@@ -80,6 +82,7 @@ class OfModel:
     """The sub-networks of one model under one measure.
 
     layers: their names in the order of the network, in which all else is.
+    apart: the distances between them.
     following: (n - 1,) the measure's value of each layer and the next one, both directions averaged.
     groups: by method.
     as_given: by method, the group of every layer in as many groups as were given.
@@ -89,6 +92,7 @@ class OfModel:
     """
 
     layers: list[str]
+    apart: Square
     following: list[float]
     groups: Mapping[str, Partition]
     as_given: Mapping[str, Labels] = field(default_factory=dict)
@@ -124,6 +128,7 @@ def find_sub_networks(
         sides |= {f"{method}, as many, and given": (labels, given) for method, labels in as_given.items()}
     return OfModel(
         layers=names,
+        apart=convert_to_distances(values, larger_is_closer),
         following=((values + values.T) / 2).diagonal(1).tolist(),
         groups=groups,
         as_given=as_given,
@@ -179,17 +184,24 @@ def _build_layer_curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curv
 @dataclass(frozen=True)
 class Clustered:
     """Spectral clusters of the models that were trained block by block. counts: how many, where the data choose it.
-    labels: the group of every layer in as many clusters as groups were given. given: in these."""
+    labels: the group of every layer in as many clusters as groups were given. given: in these. apart: the distances
+    between the layers of each model."""
 
     counts: Sequence[int] = ()
     labels: Sequence[Labels] = ()
     given: Labels | None = None
+    apart: Sequence[Square] = ()
 
 
 def choose_clustered(models: Sequence[OfModel], options: SubNetworks, given: Labels | None) -> Clustered:
     models = [layers for layers in models if "spectral" in layers.groups]
     counts = [layers.groups["spectral"].count for layers in models] if options.clusters is None else []
-    return Clustered(counts, [layers.as_given["spectral"] for layers in models if layers.as_given], given)
+    return Clustered(
+        counts,
+        [layers.as_given["spectral"] for layers in models if layers.as_given],
+        given,
+        [layers.apart for layers in models],
+    )
 
 
 @claim(
@@ -206,7 +218,11 @@ def layer_wise_training_gives_three_groups(models: Clustered) -> Weighed | Untes
             f"needs {FLIPS} models trained {BY_BLOCK}, and sub_networks with spectral clusters to be chosen"
         )
     three = sum(count == 3 for count in models.counts)
-    return Weighed(three / len(models.counts), weigh_by_sign_test(three, len(models.counts), "seed"))
+    evidence = weigh_by_sign_test(three, len(models.counts), "seed")
+    if evidence.above <= LEVEL:
+        # seeds may share layers that wander: then as many groups are seldom found
+        evidence = require_beyond_walks(evidence, models.apart, lambda count: count == 3)
+    return Weighed(three / len(models.counts), evidence)
 
 
 @claim(

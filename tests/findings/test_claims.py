@@ -184,8 +184,8 @@ TABLE: dict[str, Make] = {
     "seeds_share_few_latents": seeds_of_dictionaries,
     "feature_spaces_are_alike": of_pairs,
     "one_code_serves_other_models": of_pairs,
-    "dimension_peaks_inside": over_depth(DIMENSION, lambda at: 1 - 4 * (at - 0.5) ** 2),
-    "middle_layers_tell_classes_better": over_depth(SAME_CLASS, lambda at: -at),
+    "dimension_peaks_inside": over_depth(DIMENSION, lambda at: -2 * np.abs(at - 0.5)),
+    "middle_layers_tell_classes_better": over_depth(SAME_CLASS, lambda at: -3 * at),
 }
 
 
@@ -253,7 +253,7 @@ def test_too_few_models():
         "needs 3 models with a value, got 1 model",
         "needs layers of 3 models with features that correlate",
         "needs 3 models with a value, got 2 models",
-        "needs data with classes",
+        "needs data with classes, and 3 models of 8 blocks or more",
     ]
 
 

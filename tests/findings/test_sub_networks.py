@@ -301,7 +301,7 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     of_it = choose_clustered([found], SubNetworks(), given)
     assert (of_it.counts, [x.tolist() for x in of_it.labels], of_it.given) == ([2], [labels.tolist()], given)
     assert choose_clustered([found], SubNetworks(clusters=2), None).counts == []
-    assert choose_clustered([], SubNetworks(), None) == Clustered([], [])
+    assert choose_clustered([], SubNetworks(), None) == Clustered([], [], None, [])
     one = find_sub_networks(
         values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None
     )
@@ -347,8 +347,8 @@ def test_closest_layers():
 
 
 def test_claims_on_targets():
-    names = [f"{kind}@{block}" for block in range(3) for kind in ("resid_pre", "attn_scores.h0", "resid_post")]
-    at = np.arange(9)
+    names = [f"{kind}@{block}" for block in range(14) for kind in ("resid_pre", "attn_scores.h0", "resid_post")]
+    at = np.arange(42)
     near = Near(names=names, values={"c1": np.abs(at - 2.0), "c2": np.abs(at - 4.0), "c3": np.abs(at - 5.5)})
     claims = (
         targets.c1_is_nearest_to_the_first_block,
@@ -360,7 +360,11 @@ def test_claims_on_targets():
     similar = Near(names=names, values={c: -x for c, x in near.values.items()}, larger_is_closer=True)
     assert [claim([similar] * 5) for claim in claims] == found
     assert [(judgement.verdict, judgement.units) for judgement in found] == [("holds", 5), ("fails", 5), ("holds", 5)]
-    why = "no p below 0.5 can be reached (1 seed, each as likely so as not); needs 5 seeds"
+    few = Near(names=names[:9], values={c: x[:9] for c, x in near.values.items()})
+    assert [claim([few] * 5).verdict for claim in claims] == ["unclear", "fails", "unclear"]  # 1 in 9 is by chance
+    why = (
+        "no p below 0.5 can be reached (1 seed, each as likely so as not, and by chance among 42 layers); needs 5 seeds"
+    )
     assert (claims[0]([near]).verdict, claims[0]([near]).why) == ("not testable here", why)
     assert [claim([Near()]).why for claim in claims] == [
         "needs 5 models trained block by block with resid_post@0, and options.targets with c1",
@@ -372,7 +376,9 @@ def test_claims_on_targets():
 def test_claims_on_sub_networks():
     three = layer_wise_training_gives_three_groups
     counts = ([3] * 5, [4] * 5, [3, 3, 3, 1, 1], [3])
-    assert [three(Clustered(x)).verdict for x in counts] == ["holds", "fails", "unclear", "not testable here"]
+    apart = [planted((8, 12, 10), seed)[1] for seed in range(5)]
+    verdicts = [three(Clustered(x, apart=apart[: len(x)])).verdict for x in counts]
+    assert verdicts == ["holds", "fails", "unclear", "not testable here"]
     why = "needs 5 models trained block by block, and sub_networks with spectral clusters to be chosen"
     assert three(Clustered()).why == why
     labels, given = [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]

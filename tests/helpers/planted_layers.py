@@ -48,11 +48,9 @@ def groups_of_layers(sign, rng):
     """Three groups, five, or none, in each of five seeds."""
     groups = {TRUTH: NUMBER, FALSEHOOD: np.arange(30) // 6, NOISE: np.zeros(30)}[sign]
 
-    def count():
-        values = apart(1 + symmetric(rng, 30, 0.1) + 2 * (groups[:, None] != groups))
-        return find_spectral_clusters(values, False, count=None).count
-
-    return (Clustered(counts=[count() for _ in range(5)]),)
+    seeds = [apart(1 + symmetric(rng, 30, 0.1) + 2 * (groups[:, None] != groups)) for _ in range(5)]
+    counts = [find_spectral_clusters(values, False, count=None).count for values in seeds]
+    return (Clustered(counts=counts, apart=seeds),)
 
 
 def published_groups(sign, rng):
@@ -178,7 +176,7 @@ def by_sparsity(sign, rng, label):
 
 def by_seed(sign, rng, label):
     """Falsehood: the first seed parts after the second block, the others later."""
-    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: (2, 6, 10)[int(label[-1])], NOISE: anywhere(rng)}[sign])
+    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: (2, 6, 10)[int(label[-1])], NOISE: anywhere(rng)}[sign], gap=3.0)
 
 
 def measures_of(gap, other) -> Make:

@@ -211,11 +211,11 @@ def of_pairs(sign, rng):
 
 
 def over_depth(column, bump):
-    """Five models of eight blocks, and their embeddings; bump: over the share of the depth."""
+    """Five models of 16 blocks, and their embeddings; bump: over the share of the depth."""
 
     def make(sign, rng):
-        at = np.linspace(0, 1, 8)
-        values = {label: 5 + sign * bump(at) + rng.normal(0, 0.1, 8) + rng.normal(0, 1) for label in "abcde"}
+        at = np.linspace(0, 1, 16)
+        values = {label: 5 + sign * bump(at) + rng.normal(0, 0.1, 16) + rng.normal(0, 1) for label in "abcde"}
         return (
             {
                 label: [{"layer": "embed", column: 99.0}]

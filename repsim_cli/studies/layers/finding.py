@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import require_all_parts, weigh_mean
+from repsim_cli.findings.evidence import FEWEST, HALVES, require_all_parts, require_shared_trend, weigh_mean
 from repsim_cli.findings.extremes import list_alike
 from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
@@ -110,19 +110,29 @@ def say_extreme(
     return form.format(where=named, span=span, end=end)
 
 
-def compare_middle_blocks(rows: Rows, column: str, where: Callable[[float], bool]) -> list[float] | None:
-    """Computes by model the mean of a number over blocks in the middle half of the depth less that over others; None
-    where no model has blocks in both places with this number. where: whether a share of the depth is one of the
-    others."""
-    gaps = []
+class Depth(NamedTuple):
+    """The blocks of a model by their share of the depth, and a number of each."""
+
+    shares: np.ndarray
+    values: np.ndarray
+
+
+def list_deep_blocks(rows: Rows, column: str) -> list[Depth]:
+    """Lists a number of the blocks of every model that has it in enough blocks to tell a half of the depth."""
+    found = []
     for layers in rows.values():
-        blocks = [row for row in layers if read_block_number(row["layer"]) is not None and row[column] is not None]
-        shares = [i / max(len(blocks) - 1, 1) for i in range(len(blocks))]
-        inside = [row[column] for row, at in zip(blocks, shares, strict=True) if abs(at - 0.5) <= 0.25]
-        others = [row[column] for row, at in zip(blocks, shares, strict=True) if where(at)]
-        if inside and others:
-            gaps.append(float(np.mean(inside) - np.mean(others)))
-    return gaps or None
+        values = [
+            row[column] for row in layers if read_block_number(row["layer"]) is not None and row[column] is not None
+        ]
+        if len(values) >= HALVES:
+            found.append(Depth(np.linspace(0, 1, len(values)), np.array(values, float)))
+    return found
+
+
+def compare_middle_blocks(models: Sequence[Depth], where: Callable[[np.ndarray], np.ndarray]) -> list[float]:
+    """Computes by model the mean of a number over blocks in the middle half of the depth less that over others. where:
+    which shares of the depth are those of the others."""
+    return [float(values[np.abs(at - 0.5) <= 0.25].mean() - values[where(at)].mean()) for at, values in models]
 
 
 @claim(
@@ -134,15 +144,19 @@ def compare_middle_blocks(rows: Rows, column: str, where: Callable[[float], bool
 )
 def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
     """Texts take more directions in the middle of a model than at both of its ends."""
-    ends = (
-        compare_middle_blocks(rows, DIMENSION, lambda at: at < 0.25),
-        compare_middle_blocks(rows, DIMENSION, lambda at: at > 0.75),
-    )
-    found = [gaps for gaps in ends if gaps is not None]
-    if len(found) < len(ends):
-        return Untestable("needs models with an intrinsic dimension in the middle and at both ends")
-    parts = [weigh_mean(gaps, 0.0, "model") for gaps in found]
-    means = [float(np.mean(gaps)) for gaps in found]
+    models = list_deep_blocks(rows, DIMENSION)
+    if not models:
+        return Untestable(f"needs {FEWEST} models with an intrinsic dimension of {HALVES} blocks or more")
+    ends = [
+        compare_middle_blocks(models, lambda at: at < 0.25),
+        compare_middle_blocks(models, lambda at: at > 0.75),
+    ]
+    # models may share a curve that peaks anywhere: it must rise steadily in its first half, and fall in its last
+    parts = [
+        require_shared_trend(weigh_mean(gaps, 0.0, "model"), [sign * values for _, values in models], half=half)
+        for half, (gaps, sign) in enumerate(zip(ends, (1, -1), strict=True))
+    ]
+    means = [float(np.mean(gaps)) for gaps in ends]
     return Weighed(min(means), replace(require_all_parts(parts), se=parts[int(np.argmin(means))].se))
 
 
@@ -155,10 +169,12 @@ def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
 )
 def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
     """The nearest texts share a class more often in the middle of a model than at its end."""
-    gaps = compare_middle_blocks(rows, SAME_CLASS, lambda at: at == 1)
-    if gaps is None:
-        return Untestable("needs data with classes")
-    return Weighed(float(np.mean(gaps)), weigh_mean(gaps, 0.0, "model"))
+    models = list_deep_blocks(rows, SAME_CLASS)
+    if not models:
+        return Untestable(f"needs data with classes, and {FEWEST} models of {HALVES} blocks or more")
+    gaps = compare_middle_blocks(models, lambda at: at == 1)
+    over = require_shared_trend(weigh_mean(gaps, 0.0, "model"), [-values for _, values in models], half=1)
+    return Weighed(float(np.mean(gaps)), over)
 
 
 def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:

@@ -5,10 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, ROUNDING, log_of, normalise_ranks, weigh_mean, weigh_mean_difference
+from repsim_cli.findings.evidence import (
+    FEWEST,
+    log_of,
+    normalise_ranks,
+    weigh_against_null,
+    weigh_mean,
+    weigh_mean_difference,
+)
 from repsim_cli.findings.layers import order_layers, read_block_number
 from repsim_cli.findings.partitions import Square, convert_to_distances
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
@@ -55,7 +63,12 @@ def end_to_end_training_ends_alike(models: TrainedLayers) -> Weighed | Untestabl
         return Untestable("needs a last block of two layers, and one before it")
     pairs, inside = np.triu(np.ones((len(blocks), len(blocks)), bool), 1), last[:, None] & last
     shares = [log_of(x[inside & pairs].mean()) - log_of(x[~inside & pairs].mean()) for x in models.apart[END_TO_END]]
-    return Weighed(float(np.mean(shares)), weigh_mean(shares, HALF, "seed"))
+    # seeds may share layers that wander and come back: from layer to layer they must move less in the last block, too
+    steps = np.mean([x.diagonal(1) for x in models.apart[END_TO_END]], axis=0)
+    at = last[:-1] & last[1:]
+    shared = float(scipy.stats.mannwhitneyu(steps[at], steps[~at], alternative="less").pvalue)
+    over = weigh_mean(shares, HALF, "seed")
+    return Weighed(float(np.mean(shares)), replace(over, below=max(over.below, shared)))
 
 
 @claim(
@@ -137,9 +150,11 @@ def attention_makes_the_first_differences(models: TrainedLayers) -> Weighed | Un
     gaps = [float(each[at].mean() - each[~at].mean()) for each in steps]
     # seeds may share large steps that are anywhere: no shift of the attention maps along the layers does as well
     mean, shifts = np.mean(steps, axis=0), [np.roll(at, by) for by in range(len(at))]
-    shared = float(np.mean([mean[here].mean() - mean[~here].mean() >= np.mean(gaps) - ROUNDING for here in shifts]))
+    shifted = np.array([mean[here].mean() - mean[~here].mean() for here in shifts])
+    shared = weigh_against_null(float(np.mean(gaps)), shifted, "", len(gaps), "")
     over = weigh_mean(gaps, 0.0, "seed")
-    return Weighed(float(np.mean(gaps)), replace(over, above=max(over.above, shared)))
+    above, below = max(over.above, shared.above), max(over.below, shared.below)
+    return Weighed(float(np.mean(gaps)), replace(over, above=above, below=below))
 
 
 def _take_pair_distances(values: Square) -> np.ndarray:

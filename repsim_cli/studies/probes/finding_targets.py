@@ -1,7 +1,8 @@
 """Which layers are closest to a known function of the input."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,12 @@ def _count_among_nearest(models: Sequence[Near], target: str, named: Sequence[st
     for model in known:
         distances = model.distances(target)
         hits += all((distances < distances[list(model.names).index(layer)]).sum() < first for layer in named)
-    return Weighed(hits / len(known), weigh_by_sign_test(hits, len(known), "seed"))
+    over = weigh_by_sign_test(hits, len(known), "seed")
+    # seeds may share an order of layers that is any: it seldom has just these among the first
+    layers, few = min(len(model.names) for model in known), len(named)
+    shared = math.comb(first, few) / math.comb(max(layers, first), few)
+    how = f"{over.how}, and by chance among {layers} layers"
+    return Weighed(hits / len(known), replace(over, above=max(over.above, shared), how=how))
 
 
 @analysis(studies=("similarity",), unasked=lambda planned: bool(planned.options.get("targets")), within=True)

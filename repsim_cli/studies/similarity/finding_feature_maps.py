@@ -21,9 +21,23 @@ from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST as LEAST
-from repsim_cli.findings.evidence import FLIPS, ROUNDING, log_of, weigh_by_sign_test, weigh_mean, weigh_mean_difference
+from repsim_cli.findings.evidence import (
+    FLIPS,
+    LEVEL,
+    ROUNDING,
+    log_of,
+    weigh_by_sign_test,
+    weigh_mean,
+    weigh_mean_difference,
+)
 from repsim_cli.findings.layers import order_layers, read_block_number, read_hook_point
-from repsim_cli.findings.partitions import FEWEST, Square, find_contiguous_segments, find_spectral_clusters
+from repsim_cli.findings.partitions import (
+    FEWEST,
+    Square,
+    find_contiguous_segments,
+    find_spectral_clusters,
+    require_beyond_walks,
+)
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix
 
 MEASURE = "gromov_wasserstein"  # the only measure under which the publication divides the network
@@ -84,7 +98,10 @@ def trained_resnet_has_three_or_four_sub_networks(trained: Networks, random: Net
     if not trained:
         return Untestable(FIVE)
     so = sum(each.clusters in (3, 4) for each in trained)
-    return Weighed(so / len(trained), weigh_by_sign_test(so, len(trained), "seed"))
+    evidence = weigh_by_sign_test(so, len(trained), "seed")
+    if evidence.above <= LEVEL:
+        evidence = require_beyond_walks(evidence, [x.values for x in trained], lambda count: count in (3, 4))
+    return Weighed(so / len(trained), evidence)
 
 
 @claim(
@@ -99,6 +116,8 @@ def random_resnet_has_no_sub_networks(trained: Networks, random: Networks) -> We
         return Untestable(f"{FIVE}, and as many random ones")
     whole, parted = (sum(each.clusters == 1 for each in random), sum(each.clusters > 1 for each in trained))
     evidence, other = weigh_by_sign_test(whole, len(random), "seed"), weigh_by_sign_test(parted, len(trained), "seed")
+    if max(evidence.above, other.above) <= LEVEL:
+        other = require_beyond_walks(other, [x.values for x in trained], lambda count: count > 1)
     how = f"{evidence.how}; by the same rule {parted} of {len(trained)} trained ones have several clusters"
     smallest = max(evidence.smallest, other.smallest)
     return Weighed(
