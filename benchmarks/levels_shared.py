@@ -32,7 +32,7 @@ from findings.test_claims import CLUSTERED, FALSE_OF_NOISE
 from helpers.planted_layers import ONE, RESNET, THREE
 
 NOISE, SEEDS = 0.1, 5  # of the walk's own spread; seeds of a recipe
-SLOW_DRAWS = 100
+SLOW, SLOW_DRAWS = (*CLUSTERED, "boundaries_are_stable_over_seeds"), 100
 # what a walk makes false: layers that converge early are as often of large rank as others
 FALSE_OF_A_WALK = (*FALSE_OF_NOISE, *CLUSTERED, "early_attention_has_large_rank")
 
@@ -186,7 +186,7 @@ SHARED: dict[str, dict[str, Make]] = {
 
 
 def of_claim(name: str, setting: str, make: Callable[[Rng], tuple]) -> list[Promise]:
-    draw, draws = partial(said, name, make), SLOW_DRAWS if name in CLUSTERED else DRAWS
+    draw, draws = partial(said, name, make), SLOW_DRAWS if name in SLOW else DRAWS
     verdicts = (HOLDS,) if name in FALSE_OF_A_WALK else (HOLDS, FAILS)
     setting = f"one walk that all share, {setting}"
     return [Promise(f"claim {name}: {x} by chance", setting, "level", LEVEL, draws, draw, x) for x in verdicts]

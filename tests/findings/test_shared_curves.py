@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from findings.test_claims import ALL, CLUSTERED
+from findings.test_claims import ALL
 from helpers.nights import nightly
-from levels_shared import FALSE_OF_A_WALK, SHARED
+from levels_shared import FALSE_OF_A_WALK, SHARED, SLOW
 
 from repsim_cli.findings.claims import FAILS, HOLDS
 
@@ -34,7 +34,7 @@ def test_every_claim_over_depth_has_a_curve_that_all_share():
     assert sorted([*SHARED, *WITHOUT_DEPTH]) == sorted(ALL)
 
 
-@pytest.mark.parametrize("name", nightly(SHARED, *CLUSTERED, "boundaries_are_stable_over_seeds"))
+@pytest.mark.parametrize("name", nightly(SHARED, *SLOW))
 def test_a_shared_curve_seldom_makes_a_claim_hold(name):
     for make in SHARED[name].values():
         words = [ALL[name](*make(rng)).verdict for rng in np.random.default_rng(1).spawn(DRAWS)]
