@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from findings.test_claims import ALL
 from helpers.nights import nightly
+from levels_claims import CLAIMS
 from levels_shared import FALSE_OF_A_WALK, SHARED, SLOW
 
 from repsim_cli.findings.claims import FAILS, HOLDS
@@ -31,13 +31,13 @@ WITHOUT_DEPTH = {
 
 
 def test_every_claim_over_depth_has_a_curve_that_all_share():
-    assert sorted([*SHARED, *WITHOUT_DEPTH]) == sorted(ALL)
+    assert sorted([*SHARED, *WITHOUT_DEPTH]) == sorted(CLAIMS)
 
 
 @pytest.mark.parametrize("name", nightly(SHARED, *SLOW))
 def test_a_shared_curve_seldom_makes_a_claim_hold(name):
     for make in SHARED[name].values():
-        words = [ALL[name](*make(rng)).verdict for rng in np.random.default_rng(1).spawn(DRAWS)]
+        words = [CLAIMS[name](*make(rng)).verdict for rng in np.random.default_rng(1).spawn(DRAWS)]
         assert words.count(HOLDS) <= MOST
         if name not in FALSE_OF_A_WALK:
             assert words.count(FAILS) <= MOST
