@@ -72,8 +72,26 @@ def retrieve_nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"
         rows = slice(start, start + BLOCK)
         alike = queries[rows] @ store.T
         alike[documents[rows, None] == documents] = -np.inf
-        found.append(np.argsort(-alike, axis=1, kind="stable")[:, : max(AT)])
+        found.append(find_largest(alike, max(AT)))
     return np.concatenate(found)
+
+
+def find_largest(values: Float[np.ndarray, "n m"], count: int) -> Int[np.ndarray, "n k"]:
+    """Finds the places of the `count` largest values of each row, the largest first, of equal ones the first.
+
+    >>> find_largest(np.array([[1.0, 3.0, 2.0, 3.0, 2.0]]), 3).tolist()
+    [[1, 3, 2]]
+    """
+    if count >= values.shape[1]:
+        return np.argsort(-values, axis=1, kind="stable")
+    least = -np.partition(-values, count - 1, axis=1)[:, count - 1, None]
+    chosen = values >= least
+    for row in np.flatnonzero(chosen.sum(1) > count):  # several are as large as the last
+        chosen[row] = False
+        chosen[row, np.argsort(-values[row], kind="stable")[:count]] = True
+    found = np.nonzero(chosen)[1].reshape(-1, count)
+    order = np.argsort(-np.take_along_axis(values, found, 1), axis=1, kind="stable")
+    return np.take_along_axis(found, order, 1)
 
 
 def count_shared(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"], at: int) -> Float[np.ndarray, " n"]:
