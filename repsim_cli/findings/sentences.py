@@ -258,7 +258,8 @@ def _say_chance(measured: Measured, sides: Sides, digits: str) -> str:
         return "chance is not known here"
     known = find_margin_over_chance(measured, sides.values.size) is not None
     at, mean = ("at most " if sides.larger else "at least ", "") if known else ("", " in the mean")
-    doubt = ", which is too little here (see the warnings)" if (measured.chance or {}).get("doubtful") else ""
+    doubtful = (measured.chance or {}).get("doubtful") or (measured.null or {}).get("not_valid")
+    doubt = ", which is too little here (see the warnings)" if doubtful else ""
     return f"chance {at}{reach:{digits}}{mean}{doubt}"
 
 

@@ -188,6 +188,8 @@ def test_a_test_decides_where_there_is_one_that_holds(larger):
         assert (NOTHING in told) == nothing
         untold = say([[0.5]], larger=True, beside=beside, null=null | {"not_valid": ["rows are alike"]})[0]
         assert NOTHING not in untold
+        assert "which is too little here (see the warnings)" in untold
+        assert "too little" not in told
     assert NOTHING not in say([[0.5]], beside={"se": 0.5}, null=null)[0]
 
 

@@ -101,7 +101,9 @@ class Answer:
         if not self.differences:
             effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
             config = [f"  {'config':{WIDTH - 2}}{self._say_config()}"] if self.config else []
-            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *config, *self._list_notes()]
+            weights = [f"  {'weights':{WIDTH - 2}}{slight}"] if (slight := self._say_slight_weights()) else []
+            said = f"{self.verdict}   {self.quantised or self._agreement()}"
+            return [said, *effect, *config, *weights, *self._list_notes()]
         first = self.differences[0]
         before = f" ({self.before})" * bool(self.before)
         tokens, parts = first.unit == TOKEN_IDS, self._list_parts()
@@ -174,6 +176,16 @@ class Answer:
         rest = len(differ) - SHOWN
         end = f"{rest} others of {common} differ" if rest > 0 else "no other tensor does"
         return f"{', '.join(shown)}; {end}{alone}"
+
+    def _say_slight_weights(self) -> str:
+        """Says which weights have other bits, though no others are computed with; empty where rounding of all of them
+        was named."""
+        slight = [] if self.quantised else self.weights.get("slight", [])
+        if not slight:
+            return ""
+        shown = ", ".join(f"{name} in {count:,} of {of:,} values" for name, count, of in slight[:SHOWN])
+        rest = f" and {len(slight) - SHOWN} tensors more" if len(slight) > SHOWN else ""
+        return f"other bits, within the rounding of their rows: {shown}{rest}"
 
     def _effect(self) -> str:
         if "kl" in self.effect:

@@ -150,6 +150,7 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
         weights={
             "common": tensors.common,
             "differ": list(tensors.differ),
+            "slight": list(tensors.slight),
             "only_reference": list(tensors.only_reference),
             "only_candidate": list(tensors.only_candidate),
         },

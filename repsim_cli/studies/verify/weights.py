@@ -21,7 +21,9 @@ class Tensors:
     """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
     with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
     all tensors of the reference, where any differs. lost: what of the reference is not finite while the candidate has
-    it otherwise. rounded: of those that differ, by name, the 16 bits that the reference rounded to gives them in."""
+    it otherwise. rounded: of those that differ, by name, the 16 bits that the reference rounded to gives them in.
+    slight: those with other bits of which no row is off by more than ROUNDINGS, by (name, values that differ, values).
+    """
 
     common: int
     differ: Sequence[tuple[str, int, int, float]]
@@ -30,6 +32,7 @@ class Tensors:
     norms: Mapping[str, float] = field(default_factory=dict)
     lost: Sequence[str] = ()
     rounded: Mapping[str, torch.dtype] = field(default_factory=dict)
+    slight: Sequence[tuple[str, int, int]] = ()
 
 
 def name_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -59,7 +62,7 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """Compares the tensors of the reference (a) and of the candidate (b). A row of weights that is off by less than a
     few roundings does not differ: sums in another order do that."""
     shared = [name for name in a if name in b and _are_comparable(a[name], b[name])]
-    differ, lost, rounded = [], [], {}
+    differ, lost, rounded, slight = [], [], {}, []
     for name in shared:
         rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
         x, y = (side[name][:rows] if rows else side[name] for side in (a, b))
@@ -73,8 +76,10 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
                 if (dtype := _find_cast(x, y)) is not None:
                     rounded[name] = dtype
+            else:
+                slight.append((name, int((x != y).sum()), x.numel()))
     alone = [n for n in a if n not in b], [n for n in b if n not in a]
-    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost, rounded)
+    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost, rounded, slight)
 
 
 def _find_cast(x: Tensor, y: Tensor) -> torch.dtype | None:

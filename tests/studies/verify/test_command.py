@@ -367,6 +367,21 @@ def test_weights_that_are_not_finite(repsim, tmp_path, by_block):
     assert (code, out.split("kind    ")[1].split("\n")[0]) == (1, "layers.1.attention.dense.bias holds 1 NaN")
 
 
+@pytest.mark.parametrize("by_block", ["never", "always"])
+def test_weights_with_other_bits_are_said_where_nothing_differs(repsim, tmp_path, by_block):
+    folder = tmp_path / "nearly"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    weights = {name: x.float() for name, x in safetensors.torch.load_file(folder / "model.safetensors").items()}
+    kernel = weights[next(name for name in weights if name.endswith("layers.1.attention.dense.weight"))]
+    kernel[5, 7] += 4e-7 * kernel[5].norm()
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    code, out, _ = repsim("verify", "tiny_a", folder, "--by-block", by_block)
+    assert (code, out.split()[0]) == (0, "ROUNDING")
+    said = out.split("weights ")[1].split("\n")[0]
+    of = f"layers.1.attention.dense.weight in 1 of {kernel.numel():,} values"
+    assert said == f"other bits, within the rounding of their rows: {of}"
+
+
 def settings_of(tmp_path, **changes):
     folder = tmp_path / "changed"
     shutil.copytree(SHIPPED / "tiny_a", folder)
