@@ -124,7 +124,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def frozen():
-    """Nor at what a module's tests have imported and keep."""
+    """Collections of garbage need not look at what a module's tests have imported and keep either."""
     yield
     pytest_collection_finish()
 
@@ -247,7 +247,8 @@ def undrawn() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def finished(shared) -> Callable[..., Path]:
-    """finished(words...): a complete run of these words, made once for all workers; a test reads it, or changes a copy."""
+    """finished(words...): a complete run of these words, made once for all workers; a test reads it, or changes a
+    copy."""
     from repsim_cli import cli
 
     def make(words: tuple[str, ...], folder: Path) -> None:

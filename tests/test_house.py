@@ -30,7 +30,8 @@ def test_the_core_is_small():
 
 
 def test_no_question_imports_another_and_only_commands_name_one():
-    """Studies and findings are found by their files; `cli/` draws the heads of a study of attention, `api/` verifies and maps."""
+    """Studies and findings are found by their files; `cli/` draws the heads of a study of attention, `api/` verifies
+    and maps."""
     arrows = {(a, b) for a, b in house.arrows(PACKAGE) if "/" in b}
     assert not [(a, b) for a, b in arrows if "/" in a]
     named = [(room, f"studies/{question}") for room in ("api", "cli") for question in ("vectors", "verify")]
@@ -56,7 +57,7 @@ def test_what_reads_a_run_folder_starts_without_torch():
 
 
 def test_misspelt_words_are_answered_without_torch():
-    """Which takes seconds to start."""
+    """Torch takes seconds to start."""
     lines = [["compare", "tiny_c", "tiny_b"], ["run", "experiment=tinyy/x"], ["run", "mesure=cka"], ["list", "modl"]]
     script = (
         f"import sys\nfrom repsim_cli.cli import main\nfor words in {lines!r}:\n"
@@ -69,7 +70,7 @@ def test_misspelt_words_are_answered_without_torch():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_says_what_enters_and_leaves_and_what_to_read_first(room):
-    """On a page that names each of its files; the files and functions that it names are there."""
+    """The page names each of its files; the files and functions that it names are there."""
     text = (PACKAGE / room / "README.md").read_text()
     assert text.count("\n") <= 46
     assert "Enters: " in text
@@ -130,7 +131,7 @@ def test_a_question_names_its_experiments_pages_and_tests(question):
 
 
 def test_all_questions_are_listed():
-    """With what they ask, and their studies."""
+    """The list says what they ask, and their studies."""
     text = (PACKAGE / "studies" / "README.md").read_text()
     assert re.findall(r"^\| `(\w+)/` \|", text, re.M) == QUESTIONS
     for question in QUESTIONS:
@@ -170,7 +171,7 @@ def is_called(function):
 def test_functions_are_verbs():
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in house.parts(file):
             if (
                 isinstance(node, ast.FunctionDef)
                 and is_called(node)
@@ -181,22 +182,24 @@ def test_functions_are_verbs():
     assert not wrong, "a function is a verb: `centre`, not `centred`"
 
 
-NOT_DONE = {
-    "against", "all", "along", "as", "at", "between", "both", "by", "each", "every", "for", "from", "how", "in", "inside",
-    "never", "none", "of", "on", "over", "per", "so", "those", "what", "when", "where", "whether", "which", "why", "with",
-    "within",
+# of a sentence that has begun elsewhere
+MIDWAY = {
+    "against", "along", "also", "and", "as", "at", "beside", "between", "but", "by", "for", "from", "in", "inside", "nor",
+    "not", "of", "on", "or", "over", "per", "so", "than", "though", "under", "when", "where", "which", "while", "with",
+    "within", "without",
 }  # fmt: skip
+NOT_DONE = MIDWAY | {"all", "both", "each", "every", "how", "never", "none", "those", "what", "whether", "why"}
 
 
 REFUSING = ("assert", "check", "raise", "refuse")
 
 
 def test_docstrings_begin_with_what_is_done():
-    """Or with the value that a function gives; a claim's docstring is the finding that was published. What is raised comes
-    after what is done, but where a function does nothing else."""
+    """The value that a function gives may stand first; a claim's docstring is the finding that was published. What is
+    raised comes after what is done, but where a function does nothing else."""
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in house.parts(file):
             if isinstance(node, ast.FunctionDef) and "claim" not in "".join(decorators_of(node)):
                 words = (ast.get_docstring(node) or "").lower().split()
                 raises = words[:1] == ["raises"] and not node.name.strip("_").startswith(REFUSING)
@@ -210,12 +213,25 @@ def test_long_public_functions_say_what_they_do():
     """Those of a module, of 12 lines or more; an analysis is described by its options."""
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
+        for node in house.parts(file)[0].body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and is_called(node):
                 assert node.end_lineno is not None
                 if node.end_lineno - node.lineno >= 11 and not ast.get_docstring(node):
                     wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not wrong, "a function of 12 lines or more has a docstring: what is done, and each argument as `name: what`"
+
+
+def test_docstrings_of_tests_are_sentences_of_their_own():
+    """A name of a test is not their beginning."""
+    begun = {
+        str(file.relative_to(ROOT)): words
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        if (words := [word for word in BEGUN.findall(file.read_text()) if word.lower() in MIDWAY])
+    }
+    assert not begun, "a docstring begins with a verb or with a noun for what is tested"
+
+
+BEGUN = re.compile(r':\n +"""(\w+)')
 
 
 def test_docstrings_name_what_is_there():
@@ -253,14 +269,15 @@ def test_messages_do_not_say_twice_that_there_is_nothing():
 def test_a_class_name_means_one_thing():
     where = {}
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
+        for node in house.parts(file)[0].body:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     assert not {name: files for name, files in where.items() if len(files) > 1}
 
 
 def test_no_test_imports_another():
-    """Modules of tests have the names of their paths, so that two files may have one name; what they share is in `helpers`."""
+    """Modules of tests have the names of their paths, so that two files may have one name; what they share is in
+    `helpers`."""
     wrong = []
     for file in sorted((ROOT / "tests").rglob("*.py")):
         names = {name for node in ast.walk(ast.parse(file.read_text())) for name in imported_by(node)}

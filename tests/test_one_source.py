@@ -36,7 +36,8 @@ def tabled(folder):
 
 
 def test_the_closest_layers_have_the_numbers_of_their_own_cell(run, tmp_path, repsim):
-    """In results.json, `show`, CSV, LaTeX, the page, Python: value, and what the test says of that pair of layers."""
+    """The cell's numbers stand in results.json, `show`, CSV, LaTeX, the page, Python: value, and what the test says of
+    that pair of layers."""
     whole, rows, result = reader.read_results(run), tabled(run), repsim_cli.load(run)
     code, _, err = repsim("export", run, "--csv", "--latex", "--output", tmp_path / "paper")
     assert code == 0, err
@@ -105,7 +106,7 @@ def test_every_quantity_of_every_pair_is_one_number(run):
 
 
 def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
-    """In figures, on the page and in Python, where the level of all models together is another."""
+    """The level stands in figures, on the page and in Python, where the level of all models together is another."""
     whole, result = reader.read_results(run), repsim_cli.load(run)
     about = Finished(folder=run, manifest=reader.read_manifest(run), results=whole)
     for measured, of_page in zip(whole.measures, record(run)["measures"], strict=True):
@@ -141,7 +142,7 @@ def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest)
 
 
 def test_summaries_of_many_measures_are_over_all_cells(repsim, newest, tmp_path):
-    """Not means of means: models differ in their number of layers."""
+    """Summaries are no means of means: models differ in their number of layers."""
     draw = np.random.default_rng(0)
     for label, layers in {"a": 2, "b": 5}.items():
         np.savez(tmp_path / label, **{f"h{i}": draw.normal(size=(40, 3)) for i in range(layers)})

@@ -36,7 +36,7 @@ def test_the_spread_is_that_of_plain_numpy(n, d):
 
 
 def slow_participation(x: np.ndarray) -> float:
-    """From the differences u, v of all pairs of pairs of different rows."""
+    """The ratio from the differences u, v of all pairs of pairs of different rows."""
     fours = list(itertools.permutations(x, 4))
     lengths = [((a - b) @ (a - b)) * ((c - d) @ (c - d)) for a, b, c, d in fours]
     return np.mean(lengths) / np.mean([((a - b) @ (c - d)) ** 2 for a, b, c, d in fours])
@@ -52,7 +52,7 @@ def test_the_participation_ratio_is_that_of_all_differences_of_rows(n, d):
 
 @pytest.mark.parametrize(("n", "d"), [(70, 20_000), (600, 600), (2000, 60)])
 def test_the_participation_ratio_is_not_that_of_few_rows(n, d):
-    """Of independent features it is their number; that of the sample's covariance matrix is n at most."""
+    """The ratio of independent features is their number; that of the sample's covariance matrix is n at most."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(n, d)))
     found = spread(x)
     assert found is not None

@@ -379,7 +379,7 @@ def test_what_xlnet_lacks_is_refused_by_name(name):
 
 
 def test_the_modules_of_a_skeleton_are_listed_once(tiny_folder):
-    """However many hook points there are: listing them takes a millisecond of every block."""
+    """Listing them takes a millisecond of every block, and is done once however many hook points there are."""
     source, calls = registry.models.get("transformers").function(path=str(tiny_folder("llama"))), []
     counted = replace(source, modules=lambda model: calls.append(1) or source.modules(model))
     assert len(expand(["resid_post", "q.h*"], "all", counted)) == 3 + 12

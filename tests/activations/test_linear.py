@@ -25,7 +25,7 @@ def seen(monkeypatch):
 
 
 class Transposed(nn.Module):
-    """As Conv1D of transformers: weights (d, e)."""
+    """A layer like Conv1D of transformers: weights (d, e)."""
 
     def __init__(self, d, e):
         super().__init__()

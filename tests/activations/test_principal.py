@@ -110,7 +110,7 @@ def test_cards_say_what_each_remedy_takes_away(name):
 @pytest.mark.parametrize("shape", [(600, 300), (300, 600), (260, 256)])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
 def test_iterations_find_what_the_whole_decomposition_finds(shape, decay):
-    """Also of equal variances and of more features than rows."""
+    """Equal variances and more features than rows are among the cases."""
     x = np.random.default_rng(3).normal(size=shape) * np.arange(1, shape[1] + 1.0) ** -decay
     few = cap_directions(torch.from_numpy(x))
     whole = cap_directions(torch.from_numpy(x), iterate_from=10**9)

@@ -98,7 +98,7 @@ def test_rows_are_those_of_each_example_alone(tiny_folder, data, bert_tokenizer,
 
 
 def test_token_types_reach_models_that_know_them(tiny_folder, data, bert_tokenizer):
-    """Without them BERT's rows are others; GPT-2 would take them for ids of words."""
+    """BERT's rows are others without them; GPT-2 would take them for ids of words."""
     settings = extract("mean")
     sequences = data.sequences(bert_tokenizer, settings, 0)
     without = type(sequences)(**{**vars(sequences), "segments": None})
@@ -297,7 +297,7 @@ def test_models_of_different_runs_are_compared_from_what_both_cached(repsim, new
 
 
 def test_attention_maps_of_a_language_model(repsim, newest):
-    """They are computed by eager attention, whatever the library would choose."""
+    """Maps are computed by eager attention, whatever the library would choose."""
     words = ["model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.unit=sequence", "extract.padding=keep"]
     words += ["extract.hook_points=[pattern.h0]", "extract.length=8", "extract.sequences=16"]
     assert repsim("run", *words)[0] == 0

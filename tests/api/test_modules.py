@@ -74,7 +74,7 @@ def test_any_module(images):
 
 
 def test_minibatch_cka_of_modules_is_exact(images):
-    """On the terms of other packages: sums over the batches of the DataLoader (benchmarks/modules.py)."""
+    """The terms are those of other packages: sums over the batches of the DataLoader (benchmarks/modules.py)."""
     import modules
 
     pair, loader = (Net().eval(), Net().eval()), DataLoader(TensorDataset(images + 30), batch_size=20)

@@ -228,7 +228,7 @@ def test_the_hydra_of_a_program_stays_as_it_was():
 
 @pytest.mark.parametrize("text", ["a b", "a\\", 'a\\"b', "ä\n'c'", "", "1", "null", "{x"])
 def test_settings_are_what_a_program_gives(text):
-    """Whatever the grammar of Hydra makes of quotes and symbols."""
+    """Quotes and symbols stay, whatever the grammar of Hydra makes of them."""
     given = {"data.path": text, "options": {"a b": [text, None], "c=d": {"e": 0.5}}, "groups": {"g": [text, "b"]}}
     config = configuration_of(given)
     assert config["data"]["path"] == text

@@ -155,7 +155,7 @@ def test_files_that_cannot_be_read(written, tmp_path, monkeypatch, anew, how):
 
 
 def test_a_file_without_a_package_has_its_folder(tmp_path, monkeypatch, anew):
-    """Beside installed packages it has itself alone."""
+    """A file beside installed packages has itself alone."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lone.py").write_text("import numpy\nfrom helper import f\nfrom local.kernel import g\n")
     (tmp_path / "local").mkdir()
@@ -179,7 +179,7 @@ def test_a_file_without_a_package_has_its_folder(tmp_path, monkeypatch, anew):
 
 
 def test_packages_and_their_versions(written, anew, monkeypatch):
-    """Of files of this package those count that change numbers, of others all."""
+    """Packages that change numbers count in files of this package, all of them in files of others."""
     gromov = collect_code("repsim_cli.measures.gromov")
     assert gromov.packages == {"torch", "numpy", "scipy", "pot", "numba"}
     assert collect_code("repsim_cli.measures.topology").packages >= {"gudhi", "ripser"}

@@ -243,7 +243,7 @@ def test_a_label_that_begins_another_has_a_map_of_its_own(tmp_path):
 
 
 def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
-    """Of a probe of each of two models, the numbers that the table has, in arrays, exports and figures."""
+    """Arrays, exports and figures of a probe of each of two models have the numbers that the table has."""
     labels = [f"{LONG}-step3201", f"{LONG}-step9601"]
     classes = np.random.default_rng(0).choice(["x", "y"], 60)
     rows = [f"{['rain', 'dogs', 'cats', 'wind'][i % 4]} word{i % 7},{name}" for i, name in enumerate(classes)]
@@ -277,7 +277,7 @@ def unsafe(text):
 
 
 def test_control_characters_of_labels_in_a_terminal(repsim, tmp_path):
-    """In what a run says of itself, in lists of runs and in differences of two."""
+    """Labels stand in what a run says of itself, in lists of runs and in differences of two."""
     folders = [run_of(tmp_path / "outputs" / f"run{i}", [CONTROL, "m"], [f"cka{CONTROL}"]) for i in range(2)]
     for folder in folders:
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -312,7 +312,7 @@ def test_control_characters_of_words_in_errors(repsim, words):
 
 
 def test_control_characters_in_the_log():
-    """Of messages and of their tracebacks, whose lines stay."""
+    """Messages have none, nor have their tracebacks, whose lines stay."""
     try:
         raise ValueError(CONTROL)
     except ValueError:

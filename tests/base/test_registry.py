@@ -73,7 +73,8 @@ def test_a_run_loads_what_it_uses():
 
 
 def test_a_run_that_is_in_the_cache_imports_no_models(repsim, tmp_path):
-    """Neither transformers nor what it brings; `cache=false` reads and writes no record of configs and tokenizers."""
+    """Transformers is not imported, nor what it brings; `cache=false` reads and writes no record of configs and
+    tokenizers."""
     script = (
         "import json, sys\nfrom repsim_cli.cli import main\n"
         "try: main(sys.argv[1:])\n"

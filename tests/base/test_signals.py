@@ -31,7 +31,7 @@ main()
 
 
 def default():
-    """Where the tests themselves run in the background, SIGINT is ignored and children inherit that."""
+    """Restores SIGINT, which is ignored where the tests themselves run in the background, and children inherit that."""
     for number in signals.ENDS:
         signal.signal(number, signal.SIG_DFL)
 

@@ -111,7 +111,7 @@ def runs(process):
 
 
 def test_workers_do_not_hear_the_terminal():
-    """Of the signals that a terminal sends to all, and that would end this process too; the first worker of a process
+    """Signals that a terminal sends to all would end this process too; the first worker of a process hears them
     as little as the second."""
     asked = subprocess.run([sys.executable, "-c", HEARING], capture_output=True, text=True, check=True)
     assert asked.stdout.split() == ["SIGHUP", "SIGINT"] * 2

@@ -157,7 +157,8 @@ MANY_ROWS = precomputed.AT_ONCE // (4 * WIDE.shape[1]) + 1  # too many to be rea
 
 
 def write_hdf5(file, x, rows):
-    """So many rows that begin with these, and where the third chunk of ten is; those not written take no room."""
+    """Writes so many rows that begin with these, and says where the third chunk of ten is; those not written take no
+    room."""
     with h5py.File(file, "w") as archive:
         stored = archive.create_dataset("layer", (rows, x.shape[1]), x.dtype, chunks=(10, x.shape[1]), fletcher32=True)
         stored[: len(x)] = x

@@ -72,7 +72,7 @@ def activations(folder, sequences, hook):
 
 @pytest.mark.parametrize("estimate", ["full", "per_batch"])
 def test_numbers_equal_a_plain_recomputation(repsim, newest, tiny_folder, estimate):
-    """From text to matrix by another road: the library's hidden states and the reference measure."""
+    """Another road from text to matrix: the library's hidden states and the reference measure."""
     from repsim_cli.data.packing import pack
 
     one, two = tiny_folder("gpt_neox", 0), tiny_folder("gpt_neox", 1)

@@ -24,7 +24,7 @@ from repsim_cli.findings.leaderboard import load_leaderboard
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_every_setting_has_its_line(name):
-    """And no line is of a setting that there is not."""
+    """No line is of a setting that there is not."""
     function, own = DESCRIBED[name]
     text = parse(inspect.getdoc(function))
     assert [key for key, setting in own.items() if not setting.meaning] == []
@@ -155,7 +155,7 @@ def test_a_name_of_nothing(repsim, tmp_path, name, message):
 
 
 def test_a_group_of_settings_is_told_with_its_settings():
-    """As part of what has it, and by its key."""
+    """A group stands in the description of what has it, and is found by its key."""
     from repsim_cli.cli import describe
 
     def study(*, model: Any, significance: Significance, ranked: Ranked | None = None) -> None:
@@ -222,7 +222,7 @@ def test_the_list_of_analyses(repsim):
 
 
 def test_every_entry_has_a_text_of_its_own_that_ends(repsim):
-    """In one line: no bracket stays open, and no two entries of a group say the same."""
+    """The text ends in one line: no bracket stays open, and no two entries of a group say the same."""
     for group in listing.LISTED:
         found = listing.list_entries(group)
         for entry in found:
@@ -236,7 +236,7 @@ def test_every_entry_has_a_text_of_its_own_that_ends(repsim):
 
 
 def test_words_of_the_pages_are_explained(repsim):
-    """By the glossary, in the singular and plural; a setting of the same name comes first."""
+    """The glossary explains them in the singular and plural; a setting of the same name comes first."""
     for name, said in {
         "gpu": "GPU, device, CUDA\n\n  Where models run",
         "hook point": "Hook point\n\n  A place inside a model",
@@ -263,7 +263,7 @@ def test_the_list_of_settings(repsim):
 
 
 def test_the_list_of_measures_says_what_each_allows(repsim):
-    """In the table's comments, so that the list imports no measure; computed again from the measures."""
+    """The table's comments say it, so that the list imports no measure; it is computed again from the measures."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
     for name in SELECTED["measure"].names():
         assert f"# Allows: {list_allowed(name)}" in describe_group("measure")[name], "conf/measures.yaml"

@@ -42,7 +42,8 @@ def pair(tmp_path):
 
 
 def test_compare_keeps_what_run_keeps(repsim, pair, newest):
-    """Settings one after the other; the command, the changed settings and a log; nothing but errors where it is quiet."""
+    """Settings one after the other; the command, the changed settings and a log; nothing but errors where it is
+    quiet."""
     code, _, err = repsim("compare", *pair, "--set", "seed=1", "extract.rows=50")
     assert code == 0, err
     manifest = json.loads((newest() / "manifest.json").read_text())
@@ -224,7 +225,7 @@ def test_text_that_a_parquet_file_has_as_bytes(tmp_path):
 
 
 def test_a_checkpoint_that_lacks_a_block():
-    """It is known from the names of the weights alone; files that name blocks otherwise are left to the run."""
+    """The lack is known from the names of the weights alone; files that name blocks otherwise are left to the run."""
     skeleton = torch.nn.Module()
     skeleton.h = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))
     names = {f"transformer.h.{block}.weight" for block in range(3)}
@@ -330,7 +331,7 @@ def test_matrices_of_very_many_models_share_a_file(repsim, newest, tmp_path):
 
 
 def test_whether_a_run_is_written_is_seen_of_the_lock_of_another_user(tmp_path, monkeypatch):
-    """Which may be read, and not written."""
+    """The lock may be read, and not written."""
     assert not reader.is_held(tmp_path)
     lock = results.claim(tmp_path)
     assert reader.is_held(tmp_path)

@@ -129,7 +129,8 @@ EVERY_WAY = ("callbacks", "a file of logging", "a package in the file", "the sea
 
 @pytest.fixture
 def canary(tmp_path, monkeypatch):
-    """canary(files, words) -> the words, with the folder of the files and the path of a file that must stay as it is."""
+    """canary(files, words) -> the words, with the folder of the files and the path of a file that must stay as it
+    is."""
     file = tmp_path / "canary"
     file.write_text("alive")
     monkeypatch.chdir(tmp_path)
@@ -195,7 +196,7 @@ def test_what_a_configuration_may_set(repsim, canary, tmp_path):
 
 
 def test_help_of_hydra(repsim, canary, monkeypatch):
-    """It sets up logging too."""
+    """Hydra's help sets up logging too."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)

@@ -23,7 +23,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def documents(repsim, newest, files):
-    """By command what it prints."""
+    """What each command prints."""
     made, words = {}, {"list": ["measure"], "claims": ["falls_with_layer_distance"], "describe": ["cka"]}
 
     def answered(command, *more):

@@ -61,8 +61,8 @@ def test_the_command_of_a_study_runs(repsim, places, study):
 @pytest.mark.drawn
 @pytest.mark.parametrize("study", SHORTER)
 def test_the_command_of_a_study_runs_as_it_is_printed(repsim, places, study):
-    """But for stitch layers, which train for half an hour. Then those of the analyses of such runs, which are refused where
-    they need groups, a base or other options."""
+    """All run but stitch layers, which train for half an hour. Then those of the analyses of such runs, which are
+    refused where they need groups, a base or other options."""
     words = words_of(EXAMPLES[f"study {study}"], places)
     code, _, err = repsim(*words, *(SHORTER[study] if study == "stitching" else ()))
     assert code == 0, err
@@ -84,7 +84,7 @@ COMMENTS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", COMMENTS)
 def test_the_command_of_a_comment(repsim, places, command):
-    """Of one of the entries that it stands above."""
+    """The command is of one of the entries that the comment stands above."""
     name = COMMENTS[command]
     command = command.replace("NAME", name)
     assert command in repsim("describe", name)[1]

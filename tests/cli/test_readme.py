@@ -87,7 +87,8 @@ def test_every_relative_link_has_a_target(page):
 
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
-    """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, links.txt, stored rows, DIR and ID."""
+    """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, links.txt, stored rows, DIR and
+    ID."""
     from repsim_cli.base.registry import data
 
     monkeypatch.chdir(tmp_path)
@@ -197,8 +198,8 @@ def test_python(place, block):
 
 
 def test_commands_of_the_gallery_name_what_there_is():
-    """They train for long, or need models that are not shipped: each experiment is planned in tests/config/test_config.py, and
-    every other key is one of the configuration."""
+    """These commands train for long, or need models that are not shipped: each experiment is planned in
+    tests/config/test_config.py, and every other key is one of the configuration."""
     page = (ROOT / "docs" / "gallery.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in re.findall(r"^    (repsim .*)$", page, re.M)]
     assert len(commands) == page.count("\n    repsim ") > 5

@@ -68,7 +68,7 @@ def numbers(folder):
 
 
 def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch):
-    """They are computed again: standard errors are of all batches, not of zeros."""
+    """The matrices are computed again: standard errors are of all batches, not of zeros."""
     from repsim_cli.engine import matrices
 
     words = (*SMALL, "extract.estimate=ratio_of_sums", "significance.bands=true")
@@ -476,7 +476,7 @@ def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 4, 5, 6, 7, 9])
 def test_an_outputs_disk_without_inodes(repsim, tmp_path, monkeypatch, free):
-    """So many files and folders can still be made: one line, nothing left of a run that had not started, and the rest
+    """A few files and folders can still be made: one line, nothing left of a run that had not started, and the rest
     resumed once there is room."""
     outputs = tmp_path / "outputs"
     outputs.mkdir()

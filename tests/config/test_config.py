@@ -83,7 +83,7 @@ def test_components_have_keys_and_values_that_their_functions_take():
 
 
 def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
-    """Of nested settings too."""
+    """Compares the keys of nested settings too."""
     parameters = inspect.signature(function).parameters
     assert not given.keys() - parameters.keys(), where
     assert not {key for key, p in parameters.items() if p.default is p.empty} - given.keys(), where

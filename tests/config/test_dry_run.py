@@ -196,7 +196,7 @@ def test_a_shape_that_ships_with_nothing_is_said_to_be_unknown(repsim, no_hub):
 
 
 def test_the_hub_has_the_last_word(monkeypatch):
-    """Where its config is not the shape that ships, a run uses it and says so, once."""
+    """A run uses its config where that is not the shape that ships, and says so, once."""
     hub = "EleutherAI/pythia-70m-deduped"
     said = configs.inline_config({**shapes.load_model_shapes()[hub].config, "hidden_size": 256})
     warned = []
@@ -462,7 +462,7 @@ def test_the_time_of_training(speed):
     ],
 )
 def test_what_can_be_known_without_weights_is_refused_by_a_plan(repsim, tmp_path, words, refusal):
-    """As the run refuses it, before a plan is printed."""
+    """The refusal is that of the run, and comes before a plan is printed."""
     (tmp_path / "text.jsonl").write_text('{"text": "one two three"}\n{broken\n')
     words = [word.replace("FILE", str(tmp_path / "text.jsonl")) for word in words]
     for dry in ("true", "false"):

@@ -27,7 +27,7 @@ def sides(folder):
 
 
 def test_models_with_hook_points_of_their_own_meet(repsim, newest, tiny_folder):
-    """Of another kind and number: numbers equal those of a run with the same points for all."""
+    """Hook points are of another kind and number: numbers equal those of a run with the same points for all."""
     words = (
         entry("a", tiny_folder("llama", 0), ', hook_points: ["module:model.layers.*.mlp", embed]'),
         entry("b", tiny_folder("llama", 1)), "measure=[cka]", "extract.hook_points=[resid_post]",

@@ -33,7 +33,7 @@ def read(data):
 
 
 def near(count, expected):
-    """Within four standard errors of a binomial."""
+    """Whether a share is within four standard errors of a binomial."""
     share = expected / COUNT
     return abs(count - expected) <= 4 * np.sqrt(COUNT * share * (1 - share))
 

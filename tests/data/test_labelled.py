@@ -96,7 +96,7 @@ def test_official_formats(tmp_path, kind, name, content, texts, labels):
 
 
 def test_files_of_other_forms(tmp_path):
-    """Without a header, and with labels written another way: only when told so."""
+    """Files without a header, and with labels written another way, are read only when told so."""
     (tmp_path / "a.tsv").write_text("fine film\t1\n")
     (tmp_path / "b.txt").write_text("0 a dull place\n")
     with pytest.raises(BadInput, match=r"line 2: no column 'sentence', got 'fine film', '1'; .* e.g. data.columns=\[sentence,label\]"):  # fmt: skip
@@ -226,7 +226,7 @@ def test_files_of_the_web_are_read_as_local_ones(web, tmp_path, monkeypatch):
 
 
 def test_a_hub_out_of_reach_is_found_at_once(web, monkeypatch):
-    """Without the offline flag too: the library would try again for half a minute."""
+    """The offline flag is not needed: the library would try again for half a minute."""
 
     def unreachable(address, timeout):
         assert address == ("huggingface.co", 443)

@@ -78,7 +78,7 @@ def test_encodings_are_sniffed(tmp_path, encoding, text):
 
 
 def test_quotes_that_are_text(tmp_path):
-    """As in GLUE: a .tsv file whose quotes close nowhere."""
+    """A .tsv file, like GLUE's, whose quotes close nowhere."""
     (tmp_path / "a.tsv").write_text('text\tlabel\n"wet" outside\ta\n"open\tb\n')
     assert [example.texts[0] for example in load(tmp_path / "a.tsv", label="label").read()] == [
         '"wet" outside',

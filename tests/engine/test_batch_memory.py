@@ -49,7 +49,8 @@ def plan_one(measure: Any, rows: int = ROWS, width: int = WIDTH, **more: Any) ->
 @pytest.mark.parametrize("name", [name for name in measures.names("activations") if measures.get(name).slow is None])
 @pytest.mark.filterwarnings("ignore")
 def test_states_are_as_large_as_planned(name: str, width: int):
-    """Of every measure that prepares states in memory, not in files: at most a fifth more than is held, and hardly less."""
+    """Every measure that prepares states in memory, not in files: the plan is at most a fifth more than is held, and
+    hardly less."""
     measure, x = measures.get(name), torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0))
     seen = {x.untyped_storage().data_ptr()}
     if isinstance(measure, InnerProduct):

@@ -20,7 +20,8 @@ TEXT = ["The first text has some words, and a few more.", "Another text, with ot
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased", "cka_rbf"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_shares_add_up_to_the_similarity(name, apart):
-    """Of every pair that is kept, in tiles that do not divide the rows; with pairs of rows of one document left out too."""
+    """Shares of every pair that is kept do, in tiles that do not divide the rows; with pairs of rows of one document
+    left out too."""
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(70, 6, generator=generator)
     rows = [base @ torch.randn(6, d, generator=generator) + 0.3 * torch.randn(70, d, generator=generator) for d in (5, 8, 4, 7, 9)]  # fmt: skip

@@ -43,7 +43,7 @@ def test_a_run_says_what_its_values_are_made_of(finished):
 
 
 def test_untrained_models_of_the_run_are_the_twins():
-    """Of any seed, where they are of the same shape; what is no model of transformers has none."""
+    """Twins may have any seed, and have the same shape; what is no model of transformers has none."""
     models = {name: shipped(name=name) for name in ("tiny_a", "tiny_b")}
     assert find_untrained_twin(models, "tiny_a") == ""
     fresh = {"fresh": random(shipped="tiny_a", seed=7), "other": random(config={"model_type": "gpt2", "n_layer": 1})}

@@ -52,7 +52,7 @@ def list_met(given):
 
 
 def mean_of_pairings(a, b, given):
-    """For each cell, the mean product of two cells of its places that may meet; scaled to all cells by the norms of
+    """The mean product, for each cell, of two cells of its places that may meet; scaled to all cells by the norms of
     those whose places others have."""
     met, places = list_met(given), given.places
     groups = defaultdict(list)
@@ -115,7 +115,7 @@ def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
 
 
 def test_chance_is_not_known_where_few_cells_have_others_to_meet():
-    """Of documents of 1 and 12 rows, two first rows; a fifth of the norm is known of [2, 4, 4] rows, not of these."""
+    """Documents of 1 and 12 rows have two first rows; a fifth of the norm is known of [2, 4, 4] rows, not of these."""
     for lengths, known in (([1, 12], False), ([2, 4, 4], True)):
         for _, found, _ in prepared(("cka", "rsa"), drawn(lengths, 0), units(lengths)).values():
             assert found.expected.isfinite().all() == found.expected.isfinite().any() == known
@@ -134,7 +134,8 @@ def test_means_of_shared_neighbours_are_those_of_all_pairings(lengths):
 
 
 def test_values_under_an_order_without_computing_all_of_them():
-    """Beside the exact mean: each order moves one of the sampled layers, and lists of neighbours are kept."""
+    """Values stand beside the exact mean: each order moves one of the sampled layers, and lists of neighbours are
+    kept."""
     given, sides, some = units([3] * 5), drawn([3] * 5, 2), [0, 2]
     orders = torch.from_numpy(np.stack([draw_derangement(given, [k]) for k in range(3)]))
     found = prepared(("cka_unbiased", "rsa", "linear_regression", "mutual_knn"), sides, given, k=2)
@@ -216,7 +217,7 @@ def test_the_spread_is_that_of_the_mean_over_batches_under_random_pairings(measu
 
 
 def test_one_pairing_has_no_spread():
-    """As is drawn of few layers of a slow measure in one batch; of others there are four."""
+    """One is drawn of few layers of a slow measure in one batch; of others there are four."""
 
     def draw(orders):
         cells = torch.full((4, 4), 0.5, dtype=torch.float64)
@@ -233,7 +234,7 @@ def test_one_pairing_has_no_spread():
 
 
 def test_few_pairs_are_solved_again():
-    """At most half of them, or the two of two layers; four times at least, where they are not slow."""
+    """No more than half of them are, or the two of two layers; four times at least, where they are not slow."""
     solved = []
 
     def compare(a, b):
@@ -350,7 +351,8 @@ def test_runs_know_chance_without_being_asked(repsim, newest):
 
 
 def test_entries_are_summed_by_what_they_share():
-    """All pairs of entries of two representations one by one, where a key has several entries and a weight of its own."""
+    """All pairs of entries of two representations one by one, where a key has several entries and a weight of its
+    own."""
     from repsim_cli.engine.overlaps import _sum_shared
 
     rng = np.random.default_rng(0)

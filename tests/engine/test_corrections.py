@@ -38,7 +38,7 @@ def test_max_t_by_hand(seed):
 
 
 def test_errors_on_planted_maps():
-    """Of maps with 20 true cells of 64: max-T errs anywhere in 5 % of maps at most, the discoveries of q are false in 5 %
+    """Maps have 20 true cells of 64: max-T errs anywhere in 5 % of maps at most, the discoveries of q are false in 5 %
     at most, and max-T finds more than Holm's correction and less than q. Bounds are four standard errors."""
     maps = 300
     errors, false, power = [], [], []
@@ -103,7 +103,7 @@ def test_the_family_is_a_map_or_the_run():
 
 
 def test_q_is_given_where_it_can_be_small():
-    """Of 2 x 3 cells from 119 permutations on, of 1 within a model from 19, of the run's 10 from 199."""
+    """Maps of 2 x 3 cells have it from 119 permutations on, one cell within a model from 19, the run's 10 from 199."""
     observed, null = (x.view(-1, 5, 5) for x in planted(1, cells=25, true=4))
     places = [slice(0, 2), slice(2, 5)]
 
@@ -134,7 +134,8 @@ def judge_z(z, skewness, heaviness):
 
 
 def test_p_in_closed_form_is_that_of_all_batches_together():
-    """Four gamma variables of shape 2 are one of shape 8; of four of t with 8 degrees of freedom, 1 and 0.1 % are found."""
+    """Four gamma variables of shape 2 are one of shape 8; of four of t with 8 degrees of freedom, 1 and 0.1 % are
+    found."""
     rng = np.random.default_rng(0)
     z = rng.gamma(2, size=(4, 20, 20))
     p = judge_z(torch.from_numpy((z - 2) / 2**0.5), 2**0.5, 0.0).p
@@ -145,7 +146,8 @@ def test_p_in_closed_form_is_that_of_all_batches_together():
 
 
 def test_a_tail_that_moments_do_not_tell_has_no_corrected_p():
-    """Of a skewness of 4, or a heaviness of 8, in one batch; that of four batches is half of it, or a quarter."""
+    """A skewness of 4 is such a tail, or a heaviness of 8, in one batch; that of four batches is half of it, or a
+    quarter."""
     for skewness, heaviness in ((4.0, 0.0), (0.0, 8.0)):
         for batches in (1, 4):
             judged = judge_z(torch.zeros(batches, 3, 3, dtype=torch.float64), skewness, heaviness)

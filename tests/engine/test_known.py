@@ -34,7 +34,7 @@ RUNS = {
 
 @pytest.mark.parametrize("kind", nightly(RUNS, "slow, batches"))
 def test_numbers_are_those_of_a_fresh_run(compared, kind, monkeypatch):
-    """With the models that another run had, one more before them, and all of them again."""
+    """The runs have the models that another run had, one more before them, and all of them again."""
     names, settings = RUNS[kind]
     fresh, _ = compared("dabc", names, cache=False, **settings)
     compared("abc", names, **settings)
@@ -115,7 +115,7 @@ def test_layers_in_another_order_are_another_matrix(compared, files, tmp_path, s
 
 
 def test_other_classes_of_the_rows_are_another_matrix(compared, monkeypatch):
-    """Of a measure that reads them, not of the others."""
+    """A measure that reads them has another, the others do not."""
     tiny = registry.models.get("shipped").function(name="tiny_a")
     data = registry.data.get("overlap_nli").function(examples=60)
     settings = {"change": [("m", tiny)], "data": data, "unit": "mean", "length": 32, "sequences": 60}

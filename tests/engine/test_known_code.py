@@ -99,7 +99,7 @@ def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved,
     ],
 )
 def test_another_version_of_a_package_is_other_code(compared, monkeypatch, package, again):
-    """Of those that a measure or the engine imports; a missing one is a version too."""
+    """Packages that a measure or the engine imports count; a missing one is a version too."""
     names, real = ["cka", "mutual_knn", "gromov_wasserstein"], environment.read_version
     compared("ab", names)
     for version in ("0.1", None):
@@ -123,7 +123,7 @@ def rows(*, shift: float = 0.0):
 
 
 def test_a_measure_that_names_another_follows_its_code(edited, monkeypatch, tmp_path):
-    """In its settings, at any depth, or in its code."""
+    """The name stands in its settings, at any depth, or in its code."""
     monkeypatch.setattr(registry.measures, "_entries", {**registry.measures._entries})
     (tmp_path / "composed.py").write_text(COMPOSED)
     monkeypatch.syspath_prepend(tmp_path)

@@ -55,7 +55,7 @@ def test_pairs_of_a_measure_in_this_process(compared, monkeypatch):
 
 
 def test_audits_are_of_the_runs_own_pairs(compared, monkeypatch):
-    """Which pairs are audited is drawn among all of a run, so that one more model changes them."""
+    """Pairs to audit are drawn among all of a run, so that one more model changes them."""
     checked = []
     original = gromov.solve_by_pot
     monkeypatch.setattr(gromov, "solve_by_pot", lambda a, b: checked.append(1) or original(a, b))
@@ -167,7 +167,7 @@ def test_a_state_of_other_models_is_not_taken(tmp_path, monkeypatch):
 
 
 def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch):
-    """Of a slow, a pairwise and a fast measure: every map is part of the results, the last one is all of them, the page
+    """A slow, a pairwise and a fast measure: every map is part of the results, the last one is all of them, the page
     has them while the run computes, and nothing is left when it ends."""
     names = {"gromov_wasserstein": measures.get("gromov_wasserstein", audit=0.0)}
     names |= {name: measures.get(name) for name in ("procrustes", "cka")}

@@ -50,7 +50,7 @@ def test_three_rows_have_a_closed_form():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_are_all_as_far_apart_are_as_close_under_every_pairing(dtype):
-    """Such as one-hot ones, whose CKA with anything does not depend on the pairing: p is 1, not that of rounding."""
+    """One-hot rows are such, whose CKA with anything does not depend on the pairing: p is 1, not that of rounding."""
     sides = [torch.eye(40, dtype=dtype), *(side.to(dtype) for side in independent(40, 0))]
     found, values = prepared("cka", sides)
     seen = closed_null.standardise(found)

@@ -60,7 +60,7 @@ def test_one_model_on_two_texts_is_no_other_model(rows):
 
 
 def changed(rows, layer, by, at=slice(None)):
-    """From this layer on each row is off by so much of its norm."""
+    """Layers of which each row, from this one on, is off by so much of its norm."""
     other = rows.clone()
     other[layer:, at] += by * rows[layer:, at].norm(dim=-1, keepdim=True) * torch.eye(5)[0]
     return other

@@ -39,7 +39,7 @@ def sampled(xs, m, seed=0, names=NAMES, size=70, documents=None, **settings):
 @pytest.mark.parametrize("k", [7, 0.02])
 @pytest.mark.parametrize("size", [7, 250, N])
 def test_all_rows_sampled_is_full(size, k):
-    """Whatever the batches and the equal rows that they tear apart."""
+    """Batches change nothing, nor do the equal rows that they tear apart."""
     xs = sides()
     exact = compute_all_pairs({name: measures.get(name, k=k) for name in NAMES}, xs)
     found = sampled(xs, N, size=size, k=k)

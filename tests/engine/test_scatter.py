@@ -22,7 +22,7 @@ def observe(name, layers, documents):
 @pytest.mark.parametrize("name", ["cka_unbiased", "mutual_knn"])
 @pytest.mark.parametrize(("rows", "documents", "topic"), [(150, 150, 0.0), (300, 30, 1.0)])
 def test_it_is_the_spread_over_draws(name, rows, documents, topic):
-    """Of pairs of layers that share as much; over 40 draws a standard deviation is known to 0.11 of itself."""
+    """Pairs of layers share as much; over 40 draws a standard deviation is known to 0.11 of itself."""
     rng, of = np.random.default_rng(1), np.repeat(np.arange(documents), rows // documents)
     maps = [rng.normal(size=(16, 32)) for _ in range(8)]
     values, found = [], []

@@ -93,7 +93,7 @@ def test_so_many_permutations_are_needed_as_the_largest_family_has_cells(of, lay
 
 
 def test_a_measure_in_both_directions_has_two_tests_per_pair():
-    """Under a symmetric measure a pair of layers counts once, under an asymmetric one twice."""
+    """A pair of layers counts once under a symmetric measure, twice under an asymmetric one."""
     p = torch.full((3, 3), 0.01, dtype=torch.float64)
     both = {}
     for name in ("cka", "neuronsim"):

@@ -128,7 +128,8 @@ def test_a_series_is_not_taken_for_blocks(seed):
 
 
 def test_alike_at_a_distance_is_what_plain_sums_say():
-    """Of 12 documents: products of those 1, 2 and 3 apart, less what those further apart fall below zero."""
+    """Plain sums over 12 documents: products of those 1, 2 and 3 apart, less what those further apart fall below
+    zero."""
     means = torch.from_numpy(serial(np.random.default_rng(1))[:12])
     means -= means.mean(0)
     apart = [float((means[: 12 - lag] * means[lag:]).sum()) / (12 - lag) for lag in range(7)]
@@ -244,7 +245,7 @@ def test_what_cannot_be_held_is_refused(repsim, words, message):
 
 @pytest.mark.parametrize("method", ["permutation", "closed_form"])
 def test_stored_rows_have_no_column_to_cluster_by(repsim, tmp_path, method):
-    """They are not taken as independent in silence."""
+    """Stored rows are not taken as independent in silence."""
     rng = np.random.default_rng(0)
     for name in "ab":
         np.savez(tmp_path / name, x=rng.normal(size=(60, 4)))

@@ -229,7 +229,7 @@ def test_refused_workers_stop_the_run_before_it_starts(begun):
     ],
 )
 def test_gpus_of_a_worker_by_the_plan(monkeypatch, settings, gigabytes, gpus):
-    """Of a machine with GPUs of 85 GB."""
+    """The machine has GPUs of 85 GB."""
     gpu = SimpleNamespace(total_memory=85 * 10**9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
     hardware = Hardware(**{"executor": "ray", "device": "cuda", **settings})
@@ -262,7 +262,7 @@ def test_settings_that_an_executor_does_not_read(hardware, message):
     [(0.0, 0.0, 8), (4.0, 1.0, 4), (2.0, 0.3333, 6), (4.0, 2.0, 2), (0.0, 0.5, 0), (8.0, 0.25, 8)],
 )
 def test_workers_that_fit_a_machine(gpus, share, count):
-    """Of 16 CPUs and 100 GB, with 2 threads and 12 GB each."""
+    """The machine has 16 CPUs and 100 GB, each worker 2 threads and 12 GB."""
     assert pool.count_fitting(16.0, 100e9, 2, 12e9, gpus, share) == count
 
 

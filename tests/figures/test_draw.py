@@ -237,7 +237,7 @@ def test_strips_show_shares_above_the_columns():
 
 
 def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp_path):
-    """Beside the name of a panel it would be read as part of it."""
+    """The power would be read as part of the name of a panel beside it."""
     card = {"label": "MSID", "larger_is_closer": False, "bounds": (0.0, None)}
     layers = ["resid_post@0", "resid_post@1"]
     small = [(model, 1e-5 * np.eye(2), layers, layers) for model in ("a", "b")]
@@ -297,7 +297,7 @@ def test_baselines_of_stitching_are_named_by_what_was_done():
 
 
 def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
-    """In a column, four models with names of middle length: the map has half of the width."""
+    """Four models with names of middle length, in a column: the map has half of the width."""
     models, ends = ["tiny_a_step400", "tiny_a", "gpt2_like", "bert_like"], np.array([0, 7, 14, 19, 24])
 
     def whole():

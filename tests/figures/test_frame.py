@@ -165,7 +165,8 @@ def lab(colour, seen_as):
 
 @pytest.mark.parametrize("seen_as", [np.eye(3), DEUTERANOPIA, GREY], ids=["all colours", "deuteranopia", "grey"])
 def test_lines_are_told_apart_by_colour_or_dashes(seen_as):
-    """As many as a legend names; more have their names at their ends. Of colours alone, where they are seen, all."""
+    """Lines are as many as a legend names; more have their names at their ends. Colours alone, where they are seen,
+    tell all."""
     styles = frame.choose_line_styles(lines.FEW)
     for a, b in combinations(styles, 2):
         apart = np.linalg.norm(lab(a["color"], seen_as) - lab(b["color"], seen_as))
@@ -175,7 +176,8 @@ def test_lines_are_told_apart_by_colour_or_dashes(seen_as):
 
 
 def test_the_page_has_the_colours_of_the_figures():
-    """In the same order: of the same hue, dark enough for words on white; in the dark scheme bright enough."""
+    """The order is the same, too: colours are of the same hue, dark enough for words on white; in the dark scheme
+    bright enough."""
     css = (resources.files("repsim_cli") / "assets" / "report" / "page.css").read_text()
     shades = [re.findall(rf"--line-{k + 1}: (#\w+)", css) for k in range(4)]
     for colour, (light, dark, *_) in zip(frame.COLOURS, shades, strict=False):

@@ -91,7 +91,7 @@ def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_nothing_is_written_over_other_axes_and_figures_are_not_mostly_empty(tmp_path, kind):
-    """At the size that figures of a run have: titles lie beside colour bars and other panels, labels of colour bars are
+    """Figures have the size of a run's: titles lie beside colour bars and other panels, labels of colour bars are
     no longer than these, and axes take half of the width, or stand below a title that takes more."""
     with matplotlib.rc_context(frame.STYLE):
         figure = frame._fit_figure(EVERY[kind], Style(), tmp_path / "labels.txt")

@@ -291,7 +291,7 @@ def test_claims_on_trained_models_are_not_tested_on_untrained_ones(fresh, refuse
     ],
 )
 def test_claims_are_not_tested_on_copies(beside, named, tmp_path):
-    """By what was loaded or by all layers; seeds that a study trains are what it makes them."""
+    """Copies are told by what was loaded or by all layers; seeds that a study trains are what it makes them."""
     facts = {
         label: {"kind": "live", "family": "", "layers": [], "widths": [], "training": "t" if label == "seed" else ""}
         for label in (*"abcde", "seed")
@@ -341,7 +341,8 @@ def test_groups_of_whole_trainings_are_not_held_against_other_groups_of_models(g
 
 @pytest.mark.parametrize("common", [False, True])
 def test_claims_across_models_need_two_that_have_something_in_common(common, tmp_path):
-    """By the measure's chance: two models beyond it are enough, and claims within models are tested all the same."""
+    """The measure's chance says what is common: two models beyond it are enough, and claims within models are tested
+    all the same."""
     (tmp_path / "arrays").mkdir()
     np.save(tmp_path / "arrays" / "chance.npy", np.full((2, 2), 0.2))
     facts = {label: {"kind": "live", "family": "", "layers": ["x", "y"], "widths": [4, 4]} for label in "abc"}

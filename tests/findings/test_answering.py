@@ -34,7 +34,7 @@ def test_the_closest_its_chance_and_its_lead():
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_both_directions(symmetric):
-    """Of a symmetric measure by transposing; one with a direction has a matrix for each."""
+    """A symmetric measure is transposed; one with a direction has a matrix for each."""
     arrays = {"ab": np.array([[0.9, 0.1], [0.8, 0.2]]), "ba": np.array([[0.3, 0.4], [0.5, 0.6]]), "aa": np.eye(2)}
     arrays["chance"] = np.array([[0.0, 0.1], [0.2, 0.3]])
     of = {model: Side(model=model, layers=[f"{model}0", f"{model}1"]) for model in "ab"}
@@ -85,7 +85,7 @@ def test_extremes_name_a_layer_once():
 
 
 def test_which_tokens_are_behind_a_similarity():
-    """Of the closest pair of layers: tokens by the shares of their rows, and by how many nearest rows both layers have."""
+    """The closest pair of layers: tokens by the shares of their rows, and by how many nearest rows both layers have."""
     rows, tokens = 8, [0, 0, 0, 1, 1, 1, 2, 3]
     pieces = ["the", "the", "the", " cat", " cat", " cat", "\x1b[2J", " sat"]
     about = {

@@ -89,7 +89,7 @@ def test_a_planted_boundary(tmp_path):
 
 @pytest.mark.parametrize("own", [9.0, 500.0, np.nan])
 def test_what_a_layer_has_with_itself_says_nothing_of_the_others(own):
-    """Where a measure has no largest value (`ensd`), or a layer none with itself."""
+    """A measure may have no largest value (`ensd`), or a layer none with itself."""
     late = np.arange(12) >= 6
     values = np.where(late[:, None] == late, 8.0, 3.0) + np.random.default_rng(0).normal(0, 0.1, (12, 12))
     np.fill_diagonal(values, [9.0] * 4 + [own] + [9.0] * 7)

@@ -222,7 +222,7 @@ def test_a_verdict_says_its_units_and_the_p_that_decided():
 
 
 def test_a_verdict_says_what_its_p_rests_on():
-    """Where p follows from value, threshold and error the number of units is enough."""
+    """The number of units is enough where p follows from value, threshold and error."""
     claim = ALL["earlier_layers_converge_faster"]
     found = claim.verdict("cka", *TABLE[claim.name](FALSEHOOD, np.random.default_rng(0)))
     assert "steps of the curve that they share" in found.basis
@@ -281,7 +281,7 @@ def test_untrained_twins_are_subtracted():
 
 
 def test_localization_leaves_fresh_models_and_embeddings_out():
-    """Both rise with depth here, what is left does not."""
+    """Fresh models and embeddings rise with depth here, what is left does not."""
     fresh = ~np.isin(OWNERS, ["a", "b", "c"])
     rises = 0.1 * fresh * BLOCK + 0.3 * (BLOCK > 0) - 0.01 * ~fresh * BLOCK
     neurons = np.full((56, 56), 0.4) + rises[:, None]

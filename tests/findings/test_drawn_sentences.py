@@ -114,7 +114,7 @@ def maps(draw, rows, columns):
 
 @given(st.data())
 def test_two_models(data):
-    """Of two measures, with chance, without it and with it in some cells, and with the rows behind."""
+    """Sentences of two measures, with chance, without it and with it in some cells, and with the rows behind."""
     rows = data.draw(NAMES)
     columns = rows if data.draw(st.booleans()) else data.draw(NAMES)
     arrays, measures = {}, []

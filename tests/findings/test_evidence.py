@@ -74,7 +74,7 @@ def test_errors_and_chance():
 
 
 def test_a_rank_correlation_against_a_true_one():
-    """Against 0 as the exact permutations; against 0.5 a true 0.1 fails with as many as 200."""
+    """Tests against 0 say what the exact permutations do; against 0.5 a true 0.1 fails with as many as 200."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 7))
     rho, found = weigh_rank_correlation(x, y, 0.0, "model")
@@ -122,7 +122,7 @@ def test_rhos_of_samples_are_those_of_independent_ranks_and_of_their_true_one():
 
 
 def test_steps_that_resemble_the_next_ones_count_less():
-    """By hand, and on curves that wander with steps of one direction for a while: no more than 5 % are a trend."""
+    """Steps by hand, and curves that wander with steps of one direction for a while: no more than 5 % are a trend."""
     curve = np.array([0.0, 1.0, 1.5, 3.0, 3.2, 5.0, 4.5, 7.0, 7.5, 9.0])
     steps = np.diff(curve)
     off = steps - steps.mean()

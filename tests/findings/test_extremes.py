@@ -12,7 +12,8 @@ from repsim_cli.studies.layers.finding import say_extreme
 @pytest.mark.parametrize("count", [2, 5, 12, 30])
 @pytest.mark.parametrize("end", [np.argmin, np.argmax])
 def test_equal_values_are_seldom_told_apart(count, end):
-    """With errors of their own, which are of half, one and two units; 2,000 draws: 0.05 and three errors of a share."""
+    """Values have errors of their own, which are of half, one and two units; 2,000 draws: 0.05 and three errors of a
+    share."""
     random = np.random.default_rng(count)
     told = 0
     for _ in range(2000):

@@ -205,7 +205,7 @@ def test_distances_by_hand():
 
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased", "cka_rbf"])
 def test_distances_are_a_metric(name):
-    """Of means over batches, negative ones among them."""
+    """Distances are of means over batches, negative ones among them."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.randn(4, 8, 30, 2, generator=generator)
     batches = []
@@ -339,7 +339,7 @@ def test_early_layers_are_compared_where_late_ones_differ_in_any_unit():
 
 
 def test_a_pair_of_models_without_a_value_is_no_verdict():
-    """Of which no statistic is as large as any: p would be 0."""
+    """No statistic is as large as one that is missing: p would be 0."""
     values = planted(np.random.default_rng(7), apart=0.5)
     values[2, 7] = values[7, 2] = np.nan
     depths = Depths(models(5, 5), values, np.array([0.25, 0.5, 0.75, 1.0]), False)
@@ -507,7 +507,7 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
 
 
 def test_models_are_chosen_by_their_metrics(tmp_path):
-    """In the run; models of no group are left out."""
+    """Metrics are those in the run; models of no group are left out."""
     from repsim_cli.base import registry as rooms
 
     shipped = rooms.models.get("shipped").function

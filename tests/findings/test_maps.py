@@ -81,7 +81,8 @@ def run_of(tmp_path, null=None, trained=True):
     ],
 )
 def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, levels):
-    """From the null, or else from the untrained model; as a line, with a band where it differs between cells."""
+    """The level is from the null, or else from the untrained model; it is a line, with a band where it differs between
+    cells."""
     curves = localization(run_of(tmp_path, null, trained), Localization(), []).curves
     assert [curve.about["levels"] for curve in curves.values()] == [levels, levels]
     panel = draw_by_layer([*curves.values()]).axes[0]
@@ -103,7 +104,7 @@ def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
 
 
 def test_one_pair_under_all_measures(tmp_path):
-    """Of several measures each pair of models has one figure, in parts where there are many; one bar of colours where
+    """Each pair of models has one figure of several measures, in parts where there are many; one bar of colours where
     all have the same scale and no level of chance."""
     one = run_of(tmp_path, {"alpha": 0.05})
     assert not [name for name in dict(map_figures.figures(one, True)) if name.startswith("measures-")]
@@ -195,7 +196,7 @@ def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path
 
 
 def test_a_title_says_where_chance_gives_as_much(repsim, tmp_path):
-    """Of two unrelated models, no layers answer to each other."""
+    """No layers of two unrelated models answer to each other."""
     rng, documents = np.random.default_rng(4), np.repeat(np.arange(30), 10)
 
     def model():

@@ -77,7 +77,7 @@ def test_layers_without_a_value_are_named():
 
 
 def test_what_is_said_does_not_depend_on_which_model_is_named_first():
-    """Where only the layers of one are closest to others; where models have other layers; where a measure has a
+    """Cases are: only the layers of one are closest to others; models have other layers; a measure has a
     direction."""
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -168,7 +168,7 @@ def test_digits_without_any_chance():
     [(True, 0.0, 0.5, 0.11, "chance at most 0.12"), (False, 1.0, 0.5, 0.89, "chance at least 0.88")],
 )
 def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within, said):
-    """Of one pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
+    """One pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
     assert say([[beyond]], larger=larger, chance=chance, spread=0.03)[0].endswith(said)
     assert NOTHING in say([[within]], larger=larger, chance=chance, spread=0.03)[0]
 

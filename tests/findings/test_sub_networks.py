@@ -154,7 +154,7 @@ def test_what_all_distances_have_in_common_makes_no_groups(offset):
 
 
 def test_weak_groups_that_return_are_found():
-    """In runs of layers apart, as attention maps are; under noise, and with a layer's copy."""
+    """Groups are runs of layers apart, as attention maps are; under noise, and with a layer's copy."""
     labels = np.repeat([0, 1, 0, 2, 1, 2], [6, 3, 5, 4, 4, 5])
     same = labels[:, None] == labels
     for seed in range(10):
@@ -231,7 +231,7 @@ def test_affinities_are_inverse_distances_from_a_quarter_of_their_median_on():
 
 
 def test_layers_of_which_most_are_the_same_have_surrogates():
-    """Also where the first and the last, the only ones so far apart, are the same."""
+    """The first and the last, the only ones so far apart, may be the same too."""
     at = np.array([0, 1] + [0] * 9)
     values = np.abs(at[:, None] - at).astype(float)
     assert all(np.isfinite(other).all() and (other >= 0).all() for other in draw_surrogates(values))
@@ -321,7 +321,7 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
 
 @pytest.mark.parametrize(("count", "overview"), [(3, True), (4, False)])
 def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
-    """In the overview; on demand all have."""
+    """The overview has them; on demand all models have."""
     labels = [f"m{i}" for i in range(count)]
     found = {label: find_sub_networks(planted((6, 6), 0)[1], [f"h{i}" for i in range(12)], False, SubNetworks(), None) for label in labels}  # fmt: skip
     lines = {name: replace(curve, analysis="sub_networks") for name, curve in curves({"cka": found}, {"cka": "CKA"}).items()}  # fmt: skip

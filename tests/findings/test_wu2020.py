@@ -74,7 +74,7 @@ def test_localization_by_hand():
 
 
 def test_similarity_to_the_base_is_that_of_the_same_layer():
-    """Of models of the base's architecture, depth and width; others cannot come from it."""
+    """Models have the base's architecture, depth and width; others cannot come from it."""
     values = np.arange(121.0).reshape(11, 11)
     places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7), "other": slice(7, 9), "wider": slice(9, 11)}
     families = {name: "one" for name in places} | {"other": "two"}

@@ -12,7 +12,7 @@ from repsim_cli.config.run import RunKeys
 
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
-    """Whatever has settings, and those it has: components, groups of settings, and the groups inside them."""
+    """Everything that has settings, and those it has: components, groups of settings, and the groups inside them."""
     for room, kinds in SELECTED.items():
         for name in kinds.names():
             function = kinds.get(name).function

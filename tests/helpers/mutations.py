@@ -170,7 +170,7 @@ def _document(file: Path) -> Any:
 
 
 def _places(value: Any, path: tuple = ()) -> Iterator[list[Any]]:
-    """Where values stand inside a document; of long lists, as a vocabulary, the first."""
+    """The places of values inside a document; of long lists, as a vocabulary, the first."""
     for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value))[:60]:
         yield [*path, key]
         if isinstance(inner, dict | list):

@@ -72,7 +72,7 @@ SAME_FAMILY = np.array([[FAMILIES[a] == FAMILIES[b] for b in OWNERS] for a in OW
 
 
 def noise_of_pairs(rng, noise=0.05):
-    """Of cells, and of pairs of models."""
+    """Noise of cells, and of pairs of models."""
     place = np.repeat(np.arange(7), 8)
     return symmetric(rng, 56, noise) + symmetric(rng, 7, noise)[np.ix_(place, place)]
 

@@ -183,7 +183,7 @@ def course(quantity, sign_of=1) -> Make:
 
 
 def universal_neurons(sign, rng):
-    """Of 1000 neurons 50, none, or as many as the threshold over models."""
+    """Universal neurons of 1000: 50, none, or as many as the threshold over models."""
     share = {TRUTH: np.full(4, 0.05), FALSEHOOD: np.zeros(4), NOISE: rng.normal(0.01, 0.004, 4).clip(0)}[sign]
     return (
         {
@@ -203,7 +203,7 @@ def seeds_of_dictionaries(sign, rng):
 
 
 def of_pairs(sign, rng):
-    """Of every pair of four models, two pairs of layers."""
+    """Two pairs of layers of every pair of four models."""
     own = dict(zip("abcd", rng.normal(0, 0.02, 4), strict=True))
     return (
         {(a, b): (0.3 * sign + own[a] + own[b] + rng.normal(0, 0.05, 2)).tolist() for a, b in combinations("abcd", 2)},

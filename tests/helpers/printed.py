@@ -54,7 +54,7 @@ def places(tmp_path, shared):
 
 
 def words_of(command, places):
-    """On models of one's own: those that ship, in a folder of theirs."""
+    """The words on models of one's own: those that ship, in a folder of theirs."""
     for place, there in places.items():
         command = command.replace(place, there)
     return shlex.split(command)[1:]

@@ -10,7 +10,7 @@ from repsim_cli.engine.pairs import compute_all_pairs
 
 
 def small(name):
-    """With settings for few rows."""
+    """The measure with settings for few rows."""
     return measures.get(name, **reference.SETTINGS.get(name, {}))
 
 

@@ -29,7 +29,7 @@ def population(first, second):
 
 @pytest.mark.parametrize("second", [POWERS, POWERS[::-1]], ids=["same", "other"])
 def test_samples_of_neurons_give_the_value_of_their_populations(second):
-    """Which unbiased CKA of the samples falls short of, the more the fewer the neurons."""
+    """Unbiased CKA of the samples falls short of it, the more the fewer the neurons."""
     truth, values = population(POWERS, second), {"cka_columns": [], "cka_unbiased": []}
     for seed in range(16):
         rng = np.random.default_rng([seed, 3])
@@ -57,7 +57,8 @@ def test_squared_norms_are_unbiased_over_draws_of_features():
 
 
 def between(x, y, documents):
-    """Over pairs of rows of different documents and pairs of features, of which those of one side are different."""
+    """The value over pairs of rows of different documents and pairs of features, of which those of one side are
+    different."""
     pairs = [np.outer(column, column) for column in (x - x.mean(0)).T]
     others = [np.outer(column, column) for column in (y - y.mean(0)).T]
     pairs, others = ([projected(k, documents) for k in side] for side in (pairs, others))

@@ -63,7 +63,7 @@ def test_a_rotated_copy_of_ten_thousand_rows():
 
 
 def test_third_moments_say_which_rows_are_the_same():
-    """Of a skewed cloud and its shuffled copy, of more rows than a group has, with other signs of its axes."""
+    """A skewed cloud and its shuffled copy, of more rows than a group has, with other signs of its axes."""
     x = np.random.default_rng(0).gamma(1.0, size=(6000, 5)).astype("f4") * np.arange(1, 6, dtype="f4")
     order = np.random.default_rng(1).permutation(len(x))
     x -= x.mean(0)

@@ -137,7 +137,7 @@ def test_matchings_of_equally_many_neurons_are_transports(seed):
 
 
 def test_factorisations_agree():
-    """By eigenvectors, refined and not, by Cholesky and by SVD: one space, one order, whatever the condition."""
+    """Eigenvectors, refined and not, Cholesky and SVD: one space, one order, whatever the condition."""
     rng = np.random.default_rng(0)
     for decades in (0, 1.5, 3, 4.5, 9, 14):
         scales = np.geomspace(1, 10.0**-decades, 12)

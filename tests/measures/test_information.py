@@ -30,7 +30,7 @@ def test_normal_variables_have_a_closed_form(correlation, of_ksg, of_bound):
 
 
 def test_nearest_rows_are_those_of_scikit_learn():
-    """Which knows a single component on each side, and adds noise of 1e-10."""
+    """scikit-learn knows a single component on each side, and adds noise of 1e-10."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(300, 1))
     for y in (

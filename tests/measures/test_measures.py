@@ -63,7 +63,7 @@ def test_golden(entry, settings):
     ids=lambda entry: f"{entry['measure']}-{entry['case']}",
 )
 def test_golden_refusals(entry):
-    """Where a number means nothing there is an error or a warning (which is an error in these tests)."""
+    """A number that means nothing is an error or a warning (which is an error in these tests)."""
     case = np.load(GOLDEN / "inputs" / f"{entry['case']}.npz")
     rows = slice(3) if "first 3 rows" in str(entry["settings"]) else slice(None)
     with pytest.raises((Degenerate, MeasureWarning)):
@@ -107,7 +107,7 @@ ROWS = {"gromov_wasserstein_entropic": 8, "coot": 16, "augmented_gromov_wasserst
 
 @cache  # types of what it makes are checked, which takes longer than a value
 def small(name: str) -> measures.Measure:
-    """With settings for few rows."""
+    """The measure with settings for few rows."""
     return measures.get(name, **reference.SETTINGS.get(name, {}))
 
 
@@ -264,7 +264,8 @@ def test_language_model_like_input_keeps_its_digits(name, dtype):
 
 
 def test_unbiased_means_zero_under_independence():
-    """Averaged over all pairings of the rows, HSIC1 and what is normalised by it are 0, exactly; the biased one is not."""
+    """Averaged over all pairings of the rows, HSIC1 and what is normalised by it are 0, exactly; the biased one is
+    not."""
     x, y = draw(3, n=6, d=4)
 
     def product(a, b):

@@ -87,7 +87,8 @@ def test_blocks_of_cosines_are_those_of_all_rows():
 
 @pytest.mark.parametrize("massive", [1e5, 1e7])
 def test_massive_features_leave_the_order_of_neighbours(massive):
-    """One feature so large that all cosines are 1 or -1 to ten digits and more: the order is that of the other features."""
+    """One feature so large that all cosines are 1 or -1 to ten digits and more: the order is that of the other
+    features."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(80, 30, generator=generator, dtype=torch.float64)
     x[:, 3] += massive * torch.where(torch.rand(80, generator=generator) > 0.2, 0.25, -1.0)
@@ -133,7 +134,7 @@ def test_permuted_table_is_that_of_permuted_rows(name):
 
 
 def test_all_pairs_in_pieces(monkeypatch):
-    """However little is held at a time."""
+    """Pairs are the same however little is held at a time."""
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     wanted = {name: measures.get(name) for name in NAMES}
     whole = compute_all_pairs(wanted, layers)

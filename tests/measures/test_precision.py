@@ -136,7 +136,7 @@ def test_neighbours_that_rounding_decides_are_warned_of(name, dtype):
 
 
 def test_neighbours_along_a_line_that_rounding_decides():
-    """Even steps of float32, in another direction than that of a feature."""
+    """Steps of float32 are even, in another direction than that of a feature."""
     draw = np.random.default_rng(0)
     x = (np.arange(300)[:, None] * draw.normal(size=(1, 64))).astype(np.float32)
     with pytest.warns(MeasureWarning, match="rounding decides|equally near"):

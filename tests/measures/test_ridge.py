@@ -79,7 +79,7 @@ def test_equals_the_reference_by_documents_and_for_wide_rows(width):
 
 
 def test_unrelated_layers_have_0_whatever_their_width_and_their_documents():
-    """In-sample regression has 0.5 and more; with rows of a document on both sides held-out R^2 is 0.3."""
+    """Regression within the sample has 0.5 and more; with rows of a document on both sides held-out R^2 is 0.3."""
     free, by_document = [], []
     for seed in range(5):
         rng = np.random.default_rng([seed, 1])
@@ -94,7 +94,7 @@ def test_unrelated_layers_have_0_whatever_their_width_and_their_documents():
 
 
 def test_the_share_that_is_planted_is_found():
-    """Of independent rows, 0.7 of the variance is predictable from many rows."""
+    """A share of 0.7 of the variance is predictable from many independent rows."""
     rng = np.random.default_rng(0)
     y = rng.normal(size=(4000, 10))
     x = np.sqrt(0.7) * y @ np.linalg.qr(rng.normal(size=(10, 10)))[0] + np.sqrt(0.3) * rng.normal(size=(4000, 10))

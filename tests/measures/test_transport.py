@@ -57,7 +57,7 @@ def test_objective_at_a_coupling(entry):
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if "20 starts" in e["settings"].get("init", "")], ids=named)
 def test_best_of_the_published_starts(entry):
-    """From the same 22 starts the best local minimum is not above the published one."""
+    """The best local minimum from the same 22 starts is not above the published one."""
     case, a, b = spaces(entry)
     n = len(a.rows)
     identity, uniform = np.eye(n) / n, np.full((n, n), 1 / n**2)
@@ -83,7 +83,7 @@ def draw(n=30, d=5):
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_more_starts_are_never_worse(name):
-    """Of `best` further starts lower little, of `pot` much."""
+    """Further starts lower little of `best`, much of `pot`."""
     x, y = np.random.default_rng(6).normal(size=(2, 30, 5))
     more = "restarts" if name == "gromov_wasserstein" else "starts"
     other = {"start": "pot"} if name == "gromov_wasserstein" else {}
@@ -224,7 +224,7 @@ def large(seed, n=300, d=6):
 
 
 def test_lowered_below_both_starts_and_below_their_minima():
-    """On average over pairs, 2 % or more; never above with fewer rows than are blocked (see above)."""
+    """Values fall by 2 % or more on average over pairs; never above with fewer rows than are blocked (see above)."""
     ratios = []
     for seed in range(4):
         sides = [gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean") for x in large(seed)]
@@ -497,8 +497,8 @@ def test_without_numba_the_same_value(monkeypatch):
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("n", [2, 3, 30, 124, 249])
 def test_few_rows_in_another_order_have_about_the_same_value(name, n):
-    """To 3 %, of 30 rows 11 %, where the rows of both sides have nothing in common; their own pairing, and what it is
-    lowered to, are starts."""
+    """Values agree to 3 %, of 30 rows to 11 %, where the rows of both sides have nothing in common; their own pairing,
+    and what it is lowered to, are starts."""
     rng = np.random.default_rng(n)
     x, y = rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
     measure = measures.get(name)

@@ -201,7 +201,7 @@ def test_the_folder_of_an_adapter_as_a_model(base, tmp_path):
 
 
 def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path, monkeypatch):
-    """It is what peft makes of it, and reads with its own tokenizer; on the hub too."""
+    """The model is what peft makes of it, and reads with its own tokenizer; on the hub too."""
     folder, path = tmp_path / "lora", str(base("llama"))
     tokenizer = import_transformers().AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(200)])

@@ -151,7 +151,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(describe):
 
 
 def test_weights_are_checked_though_the_config_is_known(folder):
-    """And a model whose config is known runs as before."""
+    """A model whose config is known runs as before."""
     from safetensors.torch import load_file, save_file
 
     def open_model():

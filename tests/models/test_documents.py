@@ -63,7 +63,7 @@ def test_files_hold_the_documents_of_their_rows(tmp_path, write):
 
 
 def test_scattered_rows_of_a_document_move_together():
-    """In any order of the rows: 12 segments of 4 rows. A false test of single rows would reject."""
+    """Rows stand in any order: 12 segments of 4 rows. A false test of single rows would reject."""
     found = repsim_cli.compare({"a": X[MOVED], "b": Y[MOVED]}, documents=DOCUMENTS[MOVED], **TESTED)
     null = found.results.measures[0].null
     assert (null["segments"], null["share"]) == (12, 1.0)

@@ -155,7 +155,7 @@ def through_the_link(file):
 
 
 def with_an_old_time(file):
-    """As programs do that keep times when they copy."""
+    """Sets the time, as programs do that keep times when they copy."""
     before = file.stat()
     file.write_bytes(b"other")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -177,7 +177,8 @@ def test_an_array_alone_is_a_layer(tmp_path):
 
 
 def test_what_stored_rows_do_not_take(tmp_path):
-    """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise twice."""
+    """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise
+    twice."""
     both = [str(npz(tmp_path / "a", NAMES, x=X)), str(npz(tmp_path / "b", NAMES[:20], y=Y[:20]))]
     with pytest.raises(
         BadInput, match="data: of models that run, got 'embedded' with stored rows, which take none; drop"
@@ -229,7 +230,7 @@ PROMPTS = [[5, 9, 2], [7, 1, 4, 4], [3, 8]]
 
 
 def vllm(place, names, scale=1.0, layers=3):
-    """As vLLM's example_hidden_states_connector writes them: a file per request, whose name says nothing."""
+    """Writes files as vLLM's example_hidden_states_connector does: one per request, whose name says nothing."""
     place.mkdir()
     for name, tokens in zip(names, PROMPTS, strict=True):
         states = torch.tensor(

@@ -43,7 +43,7 @@ def load(folder, anew, change=lambda loaded: loaded, cached=True):
 
 
 def both(folder):
-    """As transformers loads it, and as the cache then has it, without another load."""
+    """The tokenizer as transformers loads it, and as the cache then has it, without another load."""
     anew = []
     loaded, known = load(folder, anew), load(folder, anew)
     assert isinstance(known, KnownTokenizer)

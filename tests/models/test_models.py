@@ -31,7 +31,8 @@ def copied(folder, tmp_path, leave_out=()):
 
 @pytest.mark.parametrize("beside", ["shipped", "random"])
 def test_a_model_is_built_while_another_is_loaded(monkeypatch, beside):
-    """transformers stops tying weights in the whole process while it loads; two loads at once would never start it again."""
+    """transformers stops tying weights in the whole process while it loads; two loads at once would never start it
+    again."""
     from transformers import GPTNeoXModel, PreTrainedModel
 
     begin, begun, other, tie = GPTNeoXModel.__init__, threading.Event(), threading.Event(), PreTrainedModel.tie_weights
@@ -270,7 +271,7 @@ def test_shapes_whatever_the_config_calls_them(kind, context, width, heads):
 
 
 def test_roberta_counts_positions_from_its_padding_id(tiny_folder, tokenizer_folder):
-    """With another padding id than the tokenizer's, positions would be counted over the wrong tokens."""
+    """Positions would be counted over the wrong tokens with another padding id than the tokenizer's."""
     assert transformers(path=str(tiny_folder("roberta"))).tokenizer().pad_token_id == 0
     other = random(config={**TINY["roberta"], "pad_token_id": 1}, tokenizer=str(tokenizer_folder))
     assert other.context == 63

@@ -56,7 +56,7 @@ def run_in_fork(words, **_):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """For tests of what is read, and not of the process that reads it."""
+    """Reads in a fork, for tests of what is read, and not of the process that reads it."""
     monkeypatch.setattr("repsim_cli.models.pickled.subprocess", SimpleNamespace(run=run_in_fork))
 
 

@@ -57,7 +57,7 @@ def test_hub_revisions_are_not_opened_before_they_are_needed():
 
 
 def test_downloads_are_dropped_after_use(tmp_path, monkeypatch, folder):
-    """Of a made-up cache of the hub: one revision goes, with the files that no other has; local folders stay."""
+    """A made-up cache of the hub: one revision goes, with the files that no other has; local folders stay."""
     import huggingface_hub
 
     repository = tmp_path / "hub" / "models--some--run"

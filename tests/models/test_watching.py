@@ -120,7 +120,7 @@ def test_fused_attention_gives_the_same(name):
 
 
 def test_blocks_that_lack_a_point():
-    """Of the first block the MLP is dense; the others are mixtures of experts."""
+    """The first block's MLP is dense; the others are mixtures of experts."""
     source = source_of("deepseek_v3")
     assert [str(point) for point in expand(["mlp_pre", "router"], "all", source)] == [
         "mlp_pre@0",
@@ -151,6 +151,6 @@ def test_the_stacks_of_an_encoder_decoder_without_a_table(monkeypatch):
 
 
 def test_depth_is_that_of_the_blocks():
-    """Whatever the config calls it."""
+    """Blocks are counted, whatever the config calls their number."""
     source = source_of("xlstm")
     assert source.layers == len(source.skeleton.blocks) == 3

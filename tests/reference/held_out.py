@@ -6,7 +6,7 @@ PENALTIES = [np.inf, *10.0 ** np.arange(1, -8.5, -0.5)]
 
 
 def squared_error(x, y, fitted, scored, penalty):
-    """Of the scored rows of x, predicted from y by the fitted rows."""
+    """The error of the scored rows of x, predicted from y by the fitted rows."""
     centre, offset = y[fitted].mean(0), x[fitted].mean(0)
     design, of_x = y[fitted] - centre, x[fitted] - offset
     weights = np.zeros((y.shape[1], x.shape[1]))

@@ -45,7 +45,7 @@ def infonce(x, y, batch=128, dims=2, seed=0):
         return [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)]
 
     def entropy(weights, rows):
-        """With its gradient and second derivatives, row by row."""
+        """The entropy with its gradient and second derivatives, row by row."""
         wide_x, wide_y = x.shape[1], y.shape[1]
         total, slope, curvature = [], np.zeros((wide_x, wide_y)), np.zeros((wide_x * wide_y,) * 2)
         for some in batches(rows):

@@ -11,7 +11,7 @@ CONVENTIONS = {
 
 
 def padded(x, y, unit=True):
-    """Both centred, of unit Frobenius norm, and filled up with zeros to one width."""
+    """The two sides centred, of unit Frobenius norm, and filled up with zeros to one width."""
     width = max(x.shape[1], y.shape[1])
     sides = []
     for z in (x, y):

@@ -47,7 +47,7 @@ def participation_ratio_difference(x, y):
 
 
 def effective_rank(z):
-    """From the eigenvalues of the smaller of the two Gram matrices."""
+    """The rank from the eigenvalues of the smaller of the two Gram matrices."""
     values = np.linalg.eigvalsh(z @ z.T if len(z) < z.shape[1] else z.T @ z)
     shares = np.sqrt(values[values > 1e-13 * values[-1]])
     shares = shares / shares.sum()

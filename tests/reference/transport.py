@@ -11,7 +11,7 @@ SCALES = {"Euclidean distances divided by their maximum": "max", "raw Euclidean 
 
 
 def of_scale(entry):
-    """Not the values at given couplings, nor the best of the starts in the input files: these have their own test."""
+    """Leaves out values at given couplings and the best of the starts in the input files: these have their own test."""
     if "evaluate_at" in entry or "perm" in entry["init"] or "20 starts" in entry["init"]:
         return None
     return {"cost_scale": SCALES[entry["distance"]]}

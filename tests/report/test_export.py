@@ -100,7 +100,7 @@ def test_cells():
 
 
 def test_arrays_whose_columns_are_no_layers(run, tmp_path):
-    """As those of feature maps, whose columns are places: their columns have numbers, and no LaTeX table."""
+    """Columns of feature maps, which are places, have numbers, and no LaTeX table."""
     np.save(run / "arrays" / "maps.npy", np.arange(6.0).reshape(2, 3))
     images, net = Side(model="images", layers=["0", "1"]), Side(model="net", layers=["conv@0"])
     matrix = Matrix(rows=images, columns=net, values="arrays/maps.npy")

@@ -133,7 +133,8 @@ def test_long_names_differ_where_the_layers_do(tmp_path, opened):
 
 @pytest.mark.parametrize("null", [True, False])
 def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null):
-    """From the null, or from pairs of a trained and an untrained model; in the row's chart and in SVG too."""
+    """The level is from the null, or from pairs of a trained and an untrained model; in the row's chart and in SVG
+    too."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"))
     first, other = reader.read_results(folder).measures
     with results.amend(folder) as run:
@@ -203,7 +204,7 @@ def test_more_cells_than_a_page_holds_are_block_means(tmp_path, opened):
 
 
 def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
-    """By depth, first layers of both models come first; by cluster, the planted groups of layers stand together."""
+    """First layers of both models come first by depth; the planted groups of layers stand together by cluster."""
     folder = made(tmp_path / "run", measures=("cka",), sizes=[4, 4])
     kinds = {"small": [0, 1, 0, 1], "large": [1, 0, 1, 0]}
     with results.amend(folder) as run:

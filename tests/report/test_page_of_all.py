@@ -56,7 +56,7 @@ def test_the_page_of_all_runs_lists_them_newest_first(two_runs, repsim):
 
 
 def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
-    """Of two runs one changes: the other is taken from the page that stands there, with the same content."""
+    """One of two runs changes: the other is taken from the page that stands there, with the same content."""
     first = inside(report.save_overview(two_runs).read_text())
     read = []
     monkeypatch.setattr(overview, "_read_config_or_nothing", lambda folder: read.append(folder.name) or {})

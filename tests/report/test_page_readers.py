@@ -129,7 +129,8 @@ def test_print_opens_what_is_folded_and_folds_it_again(tmp_path, opened):
 
 
 def test_nothing_is_cut_off_in_print(tmp_path, opened):
-    """On A4, 718 pixels wide within its margins: a table of 13 columns fits, the numbers of a long curve are left out."""
+    """A4 is 718 pixels wide within its margins: a table of 13 columns fits, the numbers of a long curve are left
+    out."""
     folder = made(tmp_path / "run", measures=())
     names = ["head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost", "accuracy lost se", "KL", "KL se"]  # fmt: skip
     row = ["gelu_trained_3l_a", "solu_trained_3l_b", "resid_post@0", "resid_post@10", *(0.0001234 for _ in range(8))]

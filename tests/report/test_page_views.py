@@ -88,7 +88,7 @@ def test_blocks_answer_to_the_keyboard(tmp_path, opened):
 
 
 def test_tokens_are_coloured_by_agreement_and_have_neighbours(tmp_path, opened):
-    """In the first layers of both models all ten are in both lists; in others, as the lists have it."""
+    """All ten are in both lists in the first layers of both models; in others, as the lists have it."""
     folder = with_rows(made(tmp_path / "run", measures=("cka",)))
     page = opened(saved(folder), width=1400)
     pick = "((i) => document.querySelectorAll('.block')[i].dispatchEvent({}))({})"
@@ -112,7 +112,7 @@ def test_tokens_are_coloured_by_agreement_and_have_neighbours(tmp_path, opened):
 
 
 def test_shares_can_be_shown_where_they_are_kept(tmp_path, opened):
-    """Of layers that answer to each other; of others agreement alone."""
+    """Layers that answer to each other have them; others have agreement alone."""
     folder = made(tmp_path / "run", measures=("cka",))
     matrix = next(m for m in reader.read_results(folder).measures[0].matrices if m.rows != m.columns)
     with results.amend(folder) as run:

@@ -136,7 +136,8 @@ def activations(tmp_path_factory):
 
 
 def recorded(seed):
-    """The rows of a small model on two windows: computed, or from the cache -> (a tensor per layer, windows computed)."""
+    """The rows of a small model on two windows: computed, or from the cache -> (a tensor per layer, windows
+    computed)."""
     import torch
 
     from repsim_cli.activations.stored import Recorder, open_entry
@@ -256,7 +257,7 @@ def test_a_path_that_is_not_utf8(repsim, monkeypatch, tmp_path):
 
 
 def test_a_disk_that_is_full_while_a_model_is_saved(own_cache):
-    """As the weights' library says it."""
+    """The error is worded as the weights' library says it."""
     import safetensors
 
     from repsim_cli.training.trained import Trained
@@ -291,7 +292,8 @@ def test_what_a_process_reads_is_never_removed():
 
 
 def test_what_computes_an_entry_may_ask_for_it_again():
-    """As where a checkpoint stands twice in a series: neither waits for the other, and the entry stays while one is used."""
+    """A checkpoint that stands twice in a series does: neither waits for the other, and the entry stays while one is
+    used."""
     with cache.use("work", ["k1", "k2"]) as outer:
         outer["k1"].write("part", lambda path: path.write_text("x") and None)
         outer["k1"].finish()

@@ -29,7 +29,7 @@ def test_no_failure_becomes_a_number():
 
 
 def test_input_is_noted_item_by_item_and_a_resumed_run_compares_like_with_like(tmp_path):
-    """Whatever part of it comes first: what the cache has is not asked for again."""
+    """Any part of it may come first: what the cache has is not asked for again."""
     run = created(tmp_path / "run")
     for label in "ab":
         run.input("models", {label: {"hash": label, "sizes": (1, 2)}})

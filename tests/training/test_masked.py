@@ -73,7 +73,7 @@ def test_texts_and_pairs_are_marked(tmp_path):
 
 
 def test_what_a_text_spells_out_is_predicted():
-    """Not what packing added, whatever its id, nor what the tokenizer does not know."""
+    """What packing added is not, whatever its id, nor what the tokenizer does not know."""
     text = registry.data.get("embedded_text").function(split="train")
     given = type(text)(documents=lambda: (d for d in ["a [SEP] b [MASK] \u4e00"] * 40), source="spelled")
     tokenizer = masked.mark_tokenizer("word_pieces")

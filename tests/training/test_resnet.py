@@ -31,7 +31,7 @@ def digits(side=16):
 
 @pytest.fixture(scope="module")
 def model():
-    """With running statistics, scales and shifts that say something."""
+    """A model with running statistics, scales and shifts that say something."""
     made = make_fresh_resnet(SHAPE, 0)
     generator = torch.Generator().manual_seed(1)
     for name, values in made.state_dict().items():
@@ -181,7 +181,7 @@ def test_what_it_has_and_lacks():
 
 
 def test_a_run(repsim, newest, folder):
-    """Of random and of saved weights; places as rows are refused, since layers have places of their own."""
+    """A run of random and of saved weights; places as rows are refused, since layers have places of their own."""
     words = [
         "run", "-q", "model=[]", "+model.fresh={kind: resnet9, shape: {widths: [4, 6, 8, 5], image_size: 16}}",
         f"+model.mine={{kind: resnet9, path: {folder}}}", "data=digits", "data.side=16", "data.channels=3",

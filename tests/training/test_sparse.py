@@ -152,7 +152,8 @@ def neurons(first, last):
 
 
 def test_connected_neurons_are_penalised_less():
-    """By hand: 3 neurons of 4 weights, the mean magnitude is 24 / 12 = 2, and 3, 1 and 2 weights are above it."""
+    """The penalty by hand: 3 neurons of 4 weights, the mean magnitude is 24 / 12 = 2, and 3, 1 and 2 weights are above
+    it."""
     some = neurons([[3.0, -3.0], [-4.0, 1.0], [2.5, -1.5]], [[3.0, 0.0], [1.0, 1.0], [2.5, 1.5]])
     assert measure_connectivity(some).tolist() == [0.75, 0.25, 0.5]
     assert compute_penalty_weights(measure_connectivity(some)).tolist() == pytest.approx([2 / 3, 2.0, 1.0])

@@ -73,7 +73,8 @@ def test_the_rate_rises_and_falls():
 
 
 def test_a_step_is_that_of_the_optimiser():
-    """One epoch of one batch, against SGD with Nesterov momentum by hand: weights move by rate * (1 + momentum) * (gradient + decay)."""
+    """One epoch of one batch, against SGD with Nesterov momentum by hand: weights move by rate * (1 + momentum) *
+    (gradient + decay)."""
     given = some(20)
     recipe = replace(RECIPE, epochs=1, flip=False, shift=0, weight_decay=0.01)
     model, curves = train_classifier(SHAPE, given, given, recipe, 0)
@@ -92,7 +93,8 @@ def test_a_step_is_that_of_the_optimiser():
 
 
 def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
-    """To the bit: batches, shifts and mirrorings from one generator, whose order of an epoch is drawn before them."""
+    """The bits are those of the loop: batches, shifts and mirrorings from one generator, whose order of an epoch is
+    drawn before them."""
     seen, recipe = some(50), replace(RECIPE, epochs=2, label_smoothing=0.0)
     model, curves = train_classifier(SHAPE, seen, some(20, 1), recipe, 0)
     plain, draw = make_fresh_resnet(SHAPE, 0).train(), np.random.default_rng(0)

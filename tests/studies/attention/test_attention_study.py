@@ -123,7 +123,7 @@ def test_lowest_similarity_of_heads_that_share_no_word():
 
 
 def test_one_pass_over_all_layers_equals_pairs_of_layers():
-    """In float32, in batches, all measures at once; a saved state goes on with the same bits."""
+    """The pass is in float32, in batches, all measures at once; a saved state goes on with the same bits."""
     models = [draw(seed, heads=heads, causal=seed == 2) for seed, heads in ((0, 3), (1, 2), (2, 4), (3, 3))]
     chosen = {name: measures.get(name, **({"zeros": "keep"} if name in DISTRIBUTED else {})) for name in NAMES}
     batches = [joined(*([m[i] for i in part] for m in models)) for part in ((0, 1), (2,), (3,))]
@@ -212,7 +212,7 @@ def test_one_kind_of_mask_is_not_refused():
 
 
 def test_sentences_of_one_word():
-    """They are alike in every head; a correlation they do not have, and are left out of its mean."""
+    """Sentences of one word are alike in every head; a correlation they do not have, and are left out of its mean."""
     x, y = draw(0, lengths=(5, 6)), draw(1, lengths=(5, 6))
     more = [[*side, np.ones((3, 1, 1))] for side in (x, y)]
     assert measures.get("attention_pearson")(*more) == pytest.approx(measures.get("attention_pearson")(x, y), abs=1e-15)
@@ -336,7 +336,7 @@ def plainly(folder, sentences):
 
 @pytest.mark.drawn
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders):
-    """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
+    """The way from text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
     more = ["base=bert", f"claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
@@ -424,7 +424,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
 
 
 def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypatch):
-    """Also where the run is killed before its second model runs, and resumes."""
+    """The run may be killed before its second model runs, and resume."""
     load, alive, most, loads = attention.load_model, [], [], []
 
     def counted(reading, study):
@@ -535,7 +535,7 @@ def test_a_model_without_attention_weights(two_folders, both):
 
 
 def test_a_pattern_of_another_shape(two_folders, both, monkeypatch):
-    """Such as of a model that attends in windows."""
+    """A model that attends in windows has such a pattern."""
     monkeypatch.setattr("torch.Tensor.long", lambda x: x[:, :5].to(torch.int64))
     with pytest.raises(
         RunFailed, match=r"pattern@0 of 'm': not attention \(sentence, head, query, key\), got \(1, 4, "

@@ -52,7 +52,7 @@ def test_turned_copies_of_one_shape_have_it_as_their_mean():
 @pytest.mark.parametrize("models", [2, 3, 6])
 @pytest.mark.parametrize("noise", [0.1, 0.3, 1.0])
 def test_noise_is_as_far_as_theory_says(models, noise):
-    """Of m shapes whose noise is drawn apart, each is the root of (1 - 1/m) s^2 / (1 + s^2) from their mean."""
+    """Each of m shapes whose noise is drawn apart is the root of (1 - 1/m) s^2 / (1 + s^2) from their mean."""
     found = common(planted(models, noise)[1])
     wanted = ((1 - 1 / models) * noise**2 / (1 + noise**2)) ** 0.5
     assert found.distances == pytest.approx(np.full(models, wanted), rel=0.03)
@@ -111,7 +111,7 @@ def test_more_features_than_rows_change_no_distance():
 
 
 def test_rows_that_are_paired_at_random_are_as_far_as_unrelated_shapes():
-    """With many more rows than features a rotation fits nothing: each is the root of 1 - 1/m from the mean."""
+    """A rotation fits nothing with many more rows than features: each is the root of 1 - 1/m from the mean."""
     _, rows = planted(4, 0.3, n=20000, width=4)
     made = shapes.normalise_shapes(shapes.convert_to_one_width(rows))
     assert shapes.compute_chance_distances(made, 0) == pytest.approx([0.75**0.5] * 4, rel=0.02)
@@ -168,7 +168,7 @@ def test_a_run_says_which_models_are_close(repsim, newest):
 
 
 def test_two_models_in_a_run_are_half_their_procrustes_distance_away(repsim, newest):
-    """Beside study=similarity on the same rows."""
+    """The distance is that of study=similarity on the same rows."""
     words = (
         "model=[tiny_a,tiny_b]",
         "extract.layers=[1]",

@@ -454,7 +454,7 @@ def test_a_decoder_without_such_a_head_is_refused():
 
 
 def test_numbered_models_are_a_family(trained_once, monkeypatch):
-    """As from the hub, with folders in its place."""
+    """Folders stand in the place of the hub."""
     from repsim_cli.models import family
 
     folders = {str(i): str(trained.find_stored(one.identity()["trained"])) for i, one in enumerate(models().values())}

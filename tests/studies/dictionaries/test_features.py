@@ -102,7 +102,7 @@ def test_spaces_of_paired_features():
 
 
 def test_features_that_correlate_by_chance_are_no_common_space():
-    """Of unrelated models with few rows, where RSA of features that are paired at random would be below in nine of
+    """Unrelated models with few rows, where RSA of features that are paired at random would be below in nine of
     ten."""
     found = []
     for draw in range(60):

@@ -86,7 +86,7 @@ def test_a_run_is_graded(repsim, newest):
 
 
 def test_names_of_measures_meet_nothing():
-    """In the figure of costs, once it is drawn, of half of the shipped grades."""
+    """Names in the figure of costs, once it is drawn, of half of the shipped grades."""
     rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in load_leaderboard().items()][
         ::2
     ]

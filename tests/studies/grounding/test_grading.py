@@ -61,7 +61,7 @@ def test_a_measure_may_be_missing_from_a_test():
 
 
 def test_bands_of_ranks_are_jackknifed():
-    """Of three tests of the same models, by hand."""
+    """Ranks of three tests of the same models, by hand."""
     a, b = planted(0, 1.0), planted(1, 0.3)
     tests = list(grade_all(case(a=a, b=b)))
     differences = np.array([t.scores["b"][1] - t.scores["a"][1] for t in tests]).T

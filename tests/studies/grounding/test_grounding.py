@@ -45,7 +45,7 @@ def grounded(finished):
 
 
 def matrices(grounded):
-    """By measure and what the matrix is about, its values."""
+    """The values of each matrix, by measure and what it is about."""
     folder, record = grounded
     return {
         (measure["label"], *x["about"].values()): reader.read_array(folder, x["values"])

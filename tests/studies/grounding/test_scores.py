@@ -12,7 +12,7 @@ from repsim_cli.studies.grounding.scores import SCORES, Models, Truncated
 
 
 def in_one_group(models):
-    """For scores of seeds, among which no group is told apart."""
+    """One group, for scores of seeds, among which none is told apart."""
     depth = np.arange(LAYERS)
     away = models.apart[scores.ACCURACY][..., None, None]
     return Models(

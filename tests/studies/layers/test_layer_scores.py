@@ -20,7 +20,7 @@ def planted(rng, n, dim, wide=20):
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_dimension_is_the_most_likely_one(k):
-    """Of the density of the ratio of two neighbours' distances, as it is printed (Denti et al. 2022)."""
+    """The density is that of the ratio of two neighbours' distances, as it is printed (Denti et al. 2022)."""
     x = planted(np.random.default_rng(0), 200, 4)
     distances, _ = cKDTree(x).query(x, 2 * k + 1)
     ratios = distances[:, 2 * k] / distances[:, k]
@@ -47,7 +47,7 @@ def test_planted_dimensions_are_within_their_errors(dim):
 
 
 def test_errors_hold_where_texts_of_a_document_are_alike():
-    """Over draws of documents, of which whole ones are left out."""
+    """Errors are over draws of documents, of which whole ones are left out."""
     rng, found = np.random.default_rng(2), []
     for _ in range(30):
         x = np.repeat(planted(rng, 60, 6), 5, 0) + 0.3 * planted(rng, 300, 6)

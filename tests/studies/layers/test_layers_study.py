@@ -90,7 +90,7 @@ def spied(stream, seen):
 
 
 def test_a_block_is_left_out(repsim, newest, headed):
-    """As if the model had been built without it."""
+    """Numbers are as if the model had been built without it."""
     code, _, err = repsim(*WORDS, of(headed), "options.without=3")
     assert code == 0, err
     found = table(newest())
@@ -188,7 +188,7 @@ def test_bad_input_is_one_line(repsim, tiny_folder, words, message):
 
 
 def test_a_model_has_one_style_in_all_panels():
-    """Also where another model has no value."""
+    """The style stays where another model has no value."""
 
     def curve(quantity, model):
         about = {"quantity": quantity, "model": model}

@@ -220,7 +220,7 @@ def stopping(after):
 
 @pytest.mark.parametrize("after", [1, 5, 8])
 def test_a_training_that_was_killed_ends_with_the_same_bits(tmp_path, monkeypatch, after):
-    """Before the first epoch, between the stages, and in the second."""
+    """Kills come before the first epoch, between the stages, and in the second."""
     set_timers(monkeypatch, due=True)
     whole, curves = train(recipe())
     with pytest.raises(KeyboardInterrupt):

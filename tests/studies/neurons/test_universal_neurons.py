@@ -63,8 +63,8 @@ def test_excess_by_hand():
 
 @pytest.fixture(scope="module")
 def planted(finished, tmp_path_factory):
-    """A run on noise `x` of 120 neurons in two layers. In `copy` are 12 of them, permuted, with noise, in `opposite` the
-    same times -1, with two neurons that never vary; `turned` is x in another basis. And where the 12 are."""
+    """A run on noise `x` of 120 neurons in two layers. In `copy` are 12 of them, permuted, with noise, in `opposite`
+    the same times -1, with two neurons that never vary; `turned` is x in another basis. And where the 12 are."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(2, ROWS, NEURONS))
     places = rng.permutation(NEURONS - 2)[:SHARED]
@@ -79,7 +79,7 @@ def planted(finished, tmp_path_factory):
 
 
 def shares(folder):
-    """By pair of models, the share of neurons whose excess is above the threshold."""
+    """The share of neurons whose excess is above the threshold, by pair of models."""
     return {(row[0], row[1]): row[-1] for row in recorded(folder)["tables"]["counterparts by pair of models"]["rows"]}
 
 

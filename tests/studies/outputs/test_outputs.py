@@ -77,8 +77,8 @@ def test_the_standard_error_is_that_of_a_mean(random):
 
 
 def test_errors_are_over_documents_and_cover():
-    """Of documents whose rows are one row over and over, they are those of as many rows; of uneven documents that share
-    what they differ in, two hold the mean."""
+    """Errors of documents whose rows are one row over and over are those of as many rows; of uneven documents that
+    share what they differ in, two hold the mean."""
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(2, 30, 4))
     once, often = compared(rows), compared(np.repeat(rows, 5, axis=1), of=np.arange(150) // 5)

@@ -254,7 +254,7 @@ def test_the_numbers_are_those_of_plain_numpy(repsim, newest, spelled, tmp_path,
 
 
 def test_rows_that_any_column_skips_are_counted_once_of_all(repsim, newest, twin, tmp_path):
-    """In reversed order the first word of each column is a different row."""
+    """The first word of each column is a different row in reversed order."""
     given = write(tmp_path, *planted(ORDERS["reversed"]))
     code, out, err = repsim(*RUN, model(twin), *given, "extract.skip=1")
     assert not code, err
@@ -289,7 +289,7 @@ def test_words_are_in_the_question_and_in_an_example(repsim):
 
 
 def test_equal_words_have_no_p(repsim, newest, spelled, tmp_path):
-    """They are chosen because they are equal, so that random pairings are no null."""
+    """Equal words are chosen because they are equal, so that random pairings are no null."""
     pairs, links = sentences()
     path, _ = write(tmp_path, pairs, links)
     code, _, err = repsim(*RUN, model(spelled), path, "data.alignment=same")

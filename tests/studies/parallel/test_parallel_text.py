@@ -33,7 +33,7 @@ def test_retrieval_by_hand():
 
 
 def test_random_pairings_give_one_in_n_and_no_small_p():
-    """Of rows of which few are the nearest of many (hubs), as those of language models are."""
+    """Few of the rows are the nearest of many (hubs), as those of language models are."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 4, generator=generator, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 1]) + 3
     y = x[torch.randperm(30, generator=generator)] + 0.3 * torch.randn(30, 4, generator=generator, dtype=torch.float64)
@@ -64,7 +64,7 @@ def covered(draws, noise, alike):
 
 @pytest.mark.parametrize(("noise", "alike"), [(0.1, False), (0.6, False), (2.0, False), (0.6, True)])
 def test_intervals_hold_the_share_of_other_texts(noise, alike):
-    """Of shares near 1, in the middle and near 0; rows depend on each other by the candidates that they share."""
+    """Shares are near 1, in the middle and near 0; rows depend on each other by the candidates that they share."""
     assert 0.92 <= covered(400, noise, alike) <= 1
 
 

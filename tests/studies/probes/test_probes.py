@@ -41,7 +41,7 @@ SPLIT = make_split(120, 0.75, 0)
 
 
 def test_the_split():
-    """Of rows that are documents; its draws are those that published numbers rest on."""
+    """Rows are documents; the split's draws are those that published numbers rest on."""
     draw = np.random.default_rng(0)
     order, shuffled = draw.permutation(120), draw.permutation(120)
     np.testing.assert_array_equal(np.concatenate([SPLIT.fitted, SPLIT.held_out]), order)
@@ -56,7 +56,7 @@ def test_the_split():
 
 
 def test_documents_stay_whole():
-    """On one side, and in the control of labels of documents with one class; types of words too."""
+    """Documents stay on one side, and in the control of labels of documents with one class; types of words too."""
     documents = np.repeat([7, 3, 5, 9, 1, 4], [20, 5, 30, 25, 10, 30])
     split = Targets({"c": CLASSES}, {}, documents, documents).split(0.5, 0)
     assert not {*documents[split.fitted]} & {*documents[split.held_out]}
@@ -76,7 +76,7 @@ def test_the_largest_class_is_that_of_the_rows_that_errors_are_of():
 
 
 def test_a_probe_is_held_against_the_best_constant_answer():
-    """Of classes by McNemar's test; over documents, of which each counts once; of numbers by Student's."""
+    """Classes have McNemar's test; documents count once each; numbers have Student's."""
     y = np.array([0] * 12 + [1] * 8)
     predicted = y.copy()
     predicted[:2] = 1  # ten of the other class right, two of the largest wrong
@@ -110,7 +110,7 @@ def test_a_probe_is_held_against_the_best_constant_answer():
     ],
 )
 def test_random_labels_are_told_by_no_layer(documents, layers, probe, strength):
-    """In at most 5 % of cases the best of several layers is said to tell labels that are not there; those that are, it
+    """The best of several layers is said to tell labels that are not there in at most 5 % of cases; those that are, it
     tells. Each document has two rows; classes are equally frequent, so that the largest of fitted rows is the smallest
     of the others."""
     told = 0
@@ -158,7 +158,7 @@ def test_mlps_are_those_of_scikit_learn():
 
 
 def test_the_ridge_is_that_of_least_squares_with_a_penalty():
-    """In closed form, with the penalty of the lowest error on rows that are left out one by one."""
+    """The closed form, with the penalty of the lowest error on rows that are left out one by one."""
     given = X.astype(float)
     mean, deviation = given[SPLIT.fitted].mean(0), given[SPLIT.fitted].std(0)
     x = (given - mean) / deviation
@@ -222,8 +222,8 @@ def test_the_nearest_layers():
 
 
 def test_claims():
-    """By the lowest error of each target; the last target is the one that Model E was trained on. Models are known by
-    their training, not by their labels."""
+    """Claims go by the lowest error of each target; the last target is the one that Model E was trained on. Models are
+    known by their training, not by their labels."""
     found_all = {("layers", c): 0.0 for c in ("c1", "c2", "c3")}
     lowest = {
         "linear_regression": {**found_all, ("whole", "c1"): 0.5, ("whole", "c2"): 0.9, ("whole", "c3"): 0.005},
@@ -301,7 +301,8 @@ NOUNS, VERBS = ["dog", "cat", "man", "girl"], ["sees", "likes", "knows"]
 
 
 def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
-    """Of words that recur, from embeddings, and so is a random class of each type of word: there is no selectivity."""
+    """Words that recur are told from embeddings, and so is a random class of each type of word: there is no
+    selectivity."""
     draw = np.random.default_rng(0)
     sentences = [
         [

@@ -109,7 +109,7 @@ def test_what_misleads(shared, kept, misled):
 
 @pytest.mark.parametrize(("loss", "known"), [(0.3, True), (1.4, False)])
 def test_a_tail_that_knows_nothing_is_warned_of(tmp_path, loss, known):
-    """Of four answers that come as often, of which log 4 = 1.386 nats are known by their shares alone."""
+    """Four answers come as often, of which log 4 = 1.386 nats are known by their shares alone."""
     stitch, scores = planted(0.5, 0.9)
     alone = {"a": {"loss": np.full(10, loss), "correct": np.zeros(10)}}
     scores = replace(scores, alone=alone)
@@ -129,7 +129,8 @@ def test_a_tail_that_knows_nothing_is_warned_of(tmp_path, loss, known):
 
 @pytest.mark.slow
 def test_a_stitch_of_noise_works_and_is_seen_through(tmp_path, monkeypatch):
-    """A trained tail is driven by noise that holds the next tokens, better than by any model; its rows share nothing."""
+    """A trained tail is driven by noise that holds the next tokens, better than by any model; its rows share
+    nothing."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     found = Stitching(
         model={label: transformers(path=str(ASSETS / "models" / label)) for label in ("tiny_a", "tiny_b")},

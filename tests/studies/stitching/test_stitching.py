@@ -275,7 +275,8 @@ def test_classifiers_stitch():
 
 
 def test_least_squares_finds_the_map():
-    """With intercept, the best orthogonal one, and of singular covariances the smallest; in two parts as in one."""
+    """The map with intercept, the best orthogonal one, and of singular covariances the smallest; in two parts as in
+    one."""
     torch.manual_seed(0)
     x = torch.randn(200, 6)
     rotation = torch.linalg.qr(torch.randn(6, 6))[0]
@@ -343,7 +344,7 @@ def test_layers_do_not_depend_on_which_others_are_trained_beside_them():
 
 
 def test_a_finished_layer_is_read_from_the_cache(monkeypatch, tmp_path):
-    """Of two layers one is finished, then the run is killed: what it leaves is what a whole run leaves."""
+    """One of two layers is finished, then the run is killed: what it leaves is what a whole run leaves."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     model, given = whole("gpt2"), some()
     stitches = same_layer([Head("m")], ["m"], [0, 1])

@@ -276,7 +276,7 @@ KINDS = {"g": "gelu, 3 blocks", "h": "gelu, 3 blocks", "s": "solu_ln, 3 blocks",
 
 
 def test_what_is_recovered_both_ways():
-    """Of the loss that random weights add to each tail; the ways may differ."""
+    """The share of the loss that random weights add to each tail; the ways may differ."""
 
     def stitch(head, tail, penalty, at="resid_post@0", into="resid_post@0"):
         return {"head": head, "tail": tail, "head layer": at, "tail layer": into, "penalty": penalty}

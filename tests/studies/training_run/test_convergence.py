@@ -59,7 +59,7 @@ def curves(folder):
 
 
 def values(curve):
-    """Of every layer, in order."""
+    """The values of every layer, in order."""
     return list(curve.lines.values())
 
 
@@ -118,7 +118,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
 @pytest.mark.parametrize("estimate", ["full", "per_batch"])
 @pytest.mark.parametrize("cache", ["true", "false"])
 def test_remedies_are_those_of_a_comparison(repsim, newest, folder, estimate, cache):
-    """Of the layers of a checkpoint and the last, compared as two models."""
+    """The layers of a checkpoint and of the last, compared as two models."""
     words = ("-q", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=6", "extract.rows=100", f"cache={cache}",
              "extract.batch_rows=64", f"extract.estimate={estimate}", "extract.pairs=all", "data=embedded", "model=[]")  # fmt: skip
     assert repsim("run", *words, "study=convergence", entry(folder))[0] == 0
@@ -162,7 +162,7 @@ def test_all_checkpoints_with_all(repsim, newest, folder):
 
 
 def test_one_checkpoint_loads_while_another_is_at_work(repsim, folder, monkeypatch):
-    """In a thread of its own, and no more than one ahead."""
+    """A thread of its own loads it, and no more than one ahead."""
     import threading
     import weakref
 

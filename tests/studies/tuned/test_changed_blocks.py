@@ -130,7 +130,7 @@ def test_changed_blocks_are_found_twenty_times_of_twenty(seed, tmp_path):
 
 
 def test_own_and_carried_change_by_hand():
-    """Beside blocks that are called one by one, and their sum beside the change of the stream."""
+    """Changes beside those of blocks that are called one by one, and their sum beside the change of the stream."""
     base = stack(source_of("llama"))
     model = copied(base)
     plant(model, [2], 0, 0.1)
@@ -247,7 +247,7 @@ def test_what_a_block_of_the_base_restores(restored, said):
 
 
 def test_tokens_that_are_parts_of_a_character_are_told_apart():
-    """Of every token of a byte-level vocabulary: other tokens have other texts, and none is a replacement character."""
+    """Every token of a byte-level vocabulary: other tokens have other texts, and none is a replacement character."""
     texts = Texts.__new__(Texts)
     texts.tokenizer = AutoTokenizer.from_pretrained(str(resources.files("repsim_cli") / "assets/models/tiny_a"))
     shown = [texts.show([token]) for token in range(len(texts.tokenizer))]

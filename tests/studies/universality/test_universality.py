@@ -64,7 +64,7 @@ def test_planted_verdicts_are_found(settings, verdict):
 @pytest.mark.parametrize(("base", "value"), [(3, 3), (5, 2), (5, 5), (8, 3)])
 @pytest.mark.parametrize("cells", [1, 2, 15])
 def test_a_value_that_deviates_is_never_the_same_however_many_are_tested(base, value, cells):
-    """At 0.4 of the way, many errors from the seeds; all other values are seeds."""
+    """The value is at 0.4 of the way, many errors from the seeds; all other values are seeds."""
     rng, lone = np.random.default_rng(5), []
     for _ in range(40):
         others = [judged_cell(rng, 0.8, base=base, value=value) for _ in range(cells - 1)]
@@ -76,7 +76,7 @@ def test_a_value_that_deviates_is_never_the_same_however_many_are_tested(base, v
 
 @pytest.mark.parametrize(("base", "value"), [(3, 3), (5, 5), (8, 3)])
 def test_at_the_margin_the_same_is_said_no_more_often_than_alpha(base, value):
-    """At exactly 0.8 of the way; and of true seeds often."""
+    """The margin is at exactly 0.8 of the way; of true seeds it is said often."""
     rng = np.random.default_rng(6)
     edge, seeds = (
         [judged_cell(rng, across, base=base, value=value).alike <= ALPHA for _ in range(6 * DRAWS)]

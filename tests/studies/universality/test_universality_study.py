@@ -53,7 +53,7 @@ FACTOR = "{base: small, values: {half: narrow, more: other}}"
 
 @pytest.mark.drawn
 def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, monkeypatch):
-    """Though the run is interrupted in the second of its comparisons, and resumed."""
+    """The run is interrupted in the second of its comparisons, and resumed."""
     words = ("run", *WORDS, f"+options.factors={{any: {FACTOR}}}")
     compared = iter((compute_matrices, mock.Mock(side_effect=KeyboardInterrupt)))
     monkeypatch.setattr(study, "compute_matrices", lambda *args, **more: next(compared)(*args, **more))

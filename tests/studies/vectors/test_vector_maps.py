@@ -101,7 +101,7 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses(n, noise):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_origin_and_the_unit_of_rows_change_no_map(kind):
-    """Nor do columns that say the same again; of rows that are all equal the mean is predicted."""
+    """Columns that say the same again change none either; of rows that are all equal the mean is predicted."""
     x, y, _ = planted(0.5, 0, n=60)
     fit = KINDS[kind](centre(x, y), 3)
     moved = KINDS[kind](centre(1e3 * x + 50, y), 3)
@@ -154,7 +154,7 @@ def test_neighbours_are_by_cosine():
 
 
 def test_intervals_over_documents_are_students_and_of_ratios_the_jackknifes():
-    """Of rows of documents of one row exactly; of uneven documents within a few percent."""
+    """Intervals of documents of one row are so exactly; of uneven documents within a few percent."""
     rng = np.random.default_rng(1)
     part = rng.normal(size=6) - 3
     found = divide_over_documents(part, np.ones(6), np.arange(6), np.inf)
@@ -184,7 +184,7 @@ def test_chance_is_what_random_rows_find():
 
 
 def test_what_random_pairings_reach_holds_where_few_rows_are_near_to_many():
-    """Of rows whose variance lies in few features, intervals over documents alone would tell 0.2 of noise from
+    """Intervals over documents alone, of rows whose variance lies in few features, would tell 0.2 of noise from
     chance."""
     rng, documents, beyond = np.random.default_rng(4), np.repeat(np.arange(30), 5), []
     for _ in range(60):
@@ -215,7 +215,7 @@ def test_scores_of_mapped_rows_by_hand():
 
 
 def test_intervals_cover():
-    """Of R^2 of one map over draws of documents of 3 rows each that share most of their error."""
+    """Intervals of R^2 of one map over draws of documents of 3 rows each that share most of their error."""
     rng, inside = np.random.default_rng(0), []
     for _ in range(400):
         documents = np.repeat(np.arange(40), 3)
@@ -398,7 +398,7 @@ def test_models_are_mapped_too(repsim, newest):
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
-    """As right as they were where nothing is lost; not without the map."""
+    """Probes are as right as they were where nothing is lost; not without the map."""
     x, y, _ = planted(noise, 3)
     classes = (x[:, 0] + 0.5 * x[:, 1] > 0).astype(int) * 4 + 3  # codes of any kind
     half, documents = (slice(FITTED), slice(FITTED, None)), np.arange(HELD)
@@ -425,7 +425,7 @@ def test_two_rows_of_each_of_two_classes_are_enough_for_a_probe():
 
 
 def test_the_largest_class_is_that_of_the_fitted_rows():
-    """Of five held-out rows two have it, though another has more of these; there is no direction between three."""
+    """Two of five held-out rows have it, though another has more of these; there is no direction between three."""
     held_out, documents = LabelledRows(np.zeros((5, 2)), np.array([4, 4, 7, 7, 7])), np.arange(5)
     for fitted, scores in (([4, 7, 4], {PROBE, DIRECTION}), ([4, 7, 4, 9], {PROBE})):
         found = score_largest_class(np.array(fitted), held_out, documents)

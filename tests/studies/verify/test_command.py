@@ -412,7 +412,7 @@ def test_settings_of_rotary_angles_are_named(repsim, tmp_path):
 
 
 def test_settings_that_change_nothing_are_said_too(repsim, tmp_path):
-    """As a longer context of which no input makes use."""
+    """A longer context of which no input makes use is one."""
     answer = repsim_cli.verify("tiny_a", str(settings_of(tmp_path, max_position_embeddings=100_000)))
     assert answer.verdict == "IDENTICAL"
     assert answer.lines()[1].startswith("  config  max_position_embeddings is ")

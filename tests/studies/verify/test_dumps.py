@@ -98,7 +98,7 @@ def test_another_checkpoint(models, tmp_path):
 
 
 def streams(model, ids=IDS[:1]):
-    """Of one sequence: the stream of all layers before the final norm, and before each MLP."""
+    """What one sequence gives: the stream of all layers before the final norm, and before each MLP."""
     point, ends, middles = find_hook_point_table(model).block["resid_mid"], [], []
     blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     handles = [blocks[0].register_forward_pre_hook(lambda _, args: ends.append(args[0][0]))]

@@ -320,7 +320,7 @@ def test_weights_that_are_not_finite_are_named(models, value, said):
 
 
 def test_equal_infinite_weights_are_no_fault():
-    """As those of biases that forbid a token."""
+    """Biases that forbid a token have such weights."""
     a = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     a[2].bias.data[1] = -math.inf
     rows = [inputs.read_batch("rows", torch.randn(10, 4))]

@@ -184,7 +184,7 @@ def test_a_cast_of_what_is_not_quantised(reference):
 
 
 def test_a_change_of_few_weights_is_no_cast(reference):
-    """Not where all weights of the reference are of 16 bits before, which rounding leaves as they are."""
+    """Nothing is cast where all weights of the reference are of 16 bits before, which rounding leaves as they are."""
     coarse = cast(reference, torch.bfloat16)
     other = copy.deepcopy(coarse)
     weight(Parts(other).at(1, Parts(other).by_role(1)["down"]))[0, 0] += 1

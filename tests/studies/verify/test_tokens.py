@@ -143,7 +143,7 @@ def test_a_saved_reference_knows_its_tokenizer(changed, tmp_path):
 
 
 def test_a_tokenizer_that_says_only_its_vocabulary():
-    """As one that is slow: of the vocabulary the entries that both have are compared, and a note says so."""
+    """A slow tokenizer is such: of the vocabulary the entries that both have are compared, and a note says so."""
 
     class Slow:
         def __init__(self, own):

@@ -14,7 +14,7 @@ from repsim_cli.studies.verify.passes import WeightComparison
 
 
 def rounded(model):
-    """In 8 bits, a step for each row of the maps inside blocks."""
+    """Weights in 8 bits, a step for each row of the maps inside blocks."""
     model = copy.deepcopy(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "layers." in name:

@@ -44,7 +44,8 @@ def rows(n, d, seed=0):
 
 
 def test_divergence_by_hand():
-    """Of four distances 3 and 1 fall into the bins, or 1 and 2 of three: shares with half a distance added to each."""
+    """Four distances, of which 3 and 1 fall into the bins, or 1 and 2 of three: shares with half a distance added to
+    each."""
     a, b = np.array([3, 1]), np.array([1, 2])
     p, q = (3.5 / 5, 1.5 / 5), (1.5 / 4, 2.5 / 4)
     expected = p[0] * np.log(p[0] / q[0]) + p[1] * np.log(p[1] / q[1])
@@ -86,7 +87,7 @@ def test_histograms_share_their_bins(scale):
 
 @pytest.mark.parametrize("scale", ["none", "mean"])
 def test_histograms_without_a_tenth_of_the_rows(scale):
-    """As if these rows had never been there: their bins end at the largest distance that is left."""
+    """Histograms are as if these rows had never been there: their bins end at the largest distance that is left."""
     layers = [rows(600, 3), 4 * rows(600, 5, seed=1)]
     of = make_jackknife_subsets(600)
     assert of.sum(1).tolist() == [600, *[540] * 10]
@@ -192,7 +193,7 @@ def test_a_coupling_is_laid_out_by_its_sides(first):
 
 
 def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
-    """And both have their objectives as they are laid out: rows of the first side as rows."""
+    """Both have their objectives as they are laid out: rows of the first side as rows."""
     x = rows(14, 6, seed=5)
     y = x + 0.3 * rows(14, 6, seed=6)  # rows stay near themselves, which POT's start does not know
     for given in ((x, 3 * y), (3 * y, x)):
@@ -336,7 +337,8 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
 
 
 def test_activations_from_files(repsim, newest, tmp_path):
-    """Of another program, without classes: numbers again from the arrays. The full space has its own neighbours."""
+    """Files of another program, without classes: numbers again from the arrays. The full space has its own
+    neighbours."""
     arrays = {f"h{i}": rows(20, 4, seed=i).numpy() for i in range(3)}
     arrays["h3"] = arrays["h0"][:, ::-1] * 5
     np.savez(tmp_path / "stored.npz", **arrays)
