@@ -1,11 +1,10 @@
 """CONTRIBUTING's table is true: each kind of thing is added with the files that it names, here from another folder."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forks import forget_repsim, run_in_fork
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,7 +148,7 @@ def test_each_thing_is_added_with_the_files_that_the_table_names(toys):
     words = ["run", "-q", "--config-dir", str(toys / "conf"), "hardware.threads=1"]
     commands = [[*words, f"experiment={name}", f"hydra.run.dir={toys / name}"] for name in rows]
     code = START.format(folder=str(toys), commands=commands)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=toys)
+    ended = run_in_fork(lambda: (forget_repsim(), exec(code, {})), cwd=toys)
     assert ended.returncode == 0, ended.stderr
     found = {name: json.loads((toys / name / "results.json").read_text()) for name in rows}
     assert {name: found[name]["tables"][table]["rows"] for name, (table, _) in rows.items()} == {

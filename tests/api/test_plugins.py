@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.forks import run_in_fork, run_repsim_anew
 
 import repsim_cli
 from repsim_cli import measures
 
 TEMPLATE = Path(__file__).parents[1] / "plugin"
-ROOT = Path(__file__).parents[2]
 draw = np.random.default_rng(0)
 X, Y = draw.normal(size=(60, 5)), draw.normal(size=(60, 4))
 
@@ -33,16 +32,17 @@ def install(folder, name, points, source=None):
 
 @pytest.fixture
 def command(tmp_path):
-    """command(*words) -> the process of a command line that finds the packages in tmp_path / `site`."""
+    """command(*words) -> what a command prints whose process imports repsim, and finds the packages in tmp_path / `site`."""
     site = tmp_path / "site"
     site.mkdir()
 
+    def start(words):
+        sys.path[:0] = [str(site), str(TEMPLATE / "src")]
+        run_repsim_anew(words)
+
     def run(*words, code=0):
-        path = os.pathsep.join([str(site), str(TEMPLATE / "src"), str(ROOT)])
-        environment = {**os.environ, "PYTHONPATH": path, "REPSIM_OUTPUTS": str(tmp_path / "outputs")}
-        done = subprocess.run(
-            [sys.executable, "-m", "repsim_cli", *words], env=environment, capture_output=True, text=True, cwd=tmp_path
-        )
+        environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path / "outputs")}
+        done = run_in_fork(lambda: start(words), environment, tmp_path)
         assert done.returncode == code, done.stderr
         return done
 

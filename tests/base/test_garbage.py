@@ -28,7 +28,9 @@ def test_what_is_made_meanwhile_is_left_out():
     assert len(kept) == 100
 
 
-@pytest.mark.parametrize("words", [["list", "run"], ["run", "measure=[cka]", "analyses={}", "model=[tiny_a,tiny_b]"]])
+@pytest.mark.parametrize(
+    "words", [["list", "run"], ["run", "measure=[cka]", "analyses={}", "model=[tiny_a,tiny_b]", "extract.sequences=4"]]
+)
 def test_a_command_that_computes_searches(repsim, words):
     garbage.pause()
     code, _, err = repsim(*words)

@@ -20,7 +20,7 @@ from repsim_cli.activations import cached
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.plain import encode_csv, escape, find_free_key, make_unique_filename, slug
 from repsim_cli.cli.terminal import LogLines
-from repsim_cli.figures.frame import save
+from repsim_cli.figures.frame import Style, save
 from repsim_cli.findings.analyse import draw
 from repsim_cli.report import ASSETS, export
 from repsim_cli.report.record import say_source
@@ -117,22 +117,25 @@ def test_nothing_is_written_twice(tmp_path):
         save(tmp_path, [("cka-all", Figure), ("cka-all", Figure)])
 
 
+PICTURES = Style(format=("png",))
+
+
 @pytest.mark.parametrize("pair", PAIRS[:-1])
 def test_figures_of_two_labels_are_two_files(tmp_path, pair):
     """Measures of two labels, each with its own colours; drawn again they are the same files."""
     folder = run_of(tmp_path / "run", ["m", "n"], pair)
-    files = draw(folder)
-    maps = [file for file in files if file.suffix == ".png" and not file.name.startswith("measures")]
+    files = draw(folder, style=PICTURES)
+    maps = [file for file in files if not file.name.startswith("measures")]
     assert len({file.name.casefold() for file in maps}) == 2
     one, two = (matplotlib.image.imread(file) for file in maps)
     assert one.shape != two.shape or (one != two).any()
     if pair == PAIRS[0]:
-        assert draw(folder) == files
+        assert draw(folder, style=PICTURES) == files
 
 
 def test_small_multiples_of_labels_that_hyphens_join(tmp_path):
     folder = run_of(tmp_path / "run", ["a-b", "c", "a", "b-c"], ["cka", "cka_unbiased"])
-    names = {file.stem for file in draw(folder, whole=True) if file.name.startswith("measures-a-b-c")}
+    names = {file.stem for file in draw(folder, whole=True, style=PICTURES) if file.name.startswith("measures-a-b-c")}
     assert len(names) == 2
 
 

@@ -4,8 +4,6 @@ Code that would fail on a GPU fails here too: tensors of two devices in one step
 What a GPU computes otherwise, and how fast, it does not show.
 """
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,10 +12,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from helpers.forks import forget_repsim
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "card"
@@ -55,7 +54,8 @@ class Pretended(Tensor):
 def run_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a step on the numbers, and puts on the card what would be there. Raises RuntimeError where tensors are on two
     devices."""
-    found = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    given, places = tree_flatten((args, kwargs))
+    found = [x for x in given if isinstance(x, Tensor)]
     here = any(isinstance(x, Pretended) for x in found)
     others = any(not isinstance(x, Pretended) and x.ndim for x in found)
     if here and others and func not in MIXED:
@@ -64,7 +64,7 @@ def run_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     device = kwargs.get("device")
     to_card = here if device is None else torch.device(device).type == NAME
-    args_inside, kwargs_inside = tree_map(lambda x: x.inner if isinstance(x, Pretended) else x, (args, kwargs))
+    args_inside, kwargs_inside = tree_unflatten([x.inner if isinstance(x, Pretended) else x for x in given], places)
     if device is not None and to_card:
         kwargs_inside["device"] = torch.device("cpu")
     out = func(*args_inside, **kwargs_inside)
@@ -78,6 +78,12 @@ def run_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Card(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(
+        cls,
+    ) -> bool:  # where nothing is compiled there is nothing to skip, which takes half of a step
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run_step(func, args, kwargs or {})
 
@@ -122,16 +128,17 @@ def pretend_gpu() -> Iterator[None]:
     torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
-# the name of the device stays, and other code asks it for what it lacks: a process of its own, for all the commands given
-if __name__ == "__main__":
-    from repsim_cli.cli import main
+def run_commands(commands: list[list[str]]) -> None:
+    """Runs commands with the device, in the copy of a process: the name of the device stays, and other code asks it for what
+    it lacks."""
+    forget_repsim()  # which chooses `inference_mode` when it is imported
+    with pretend_gpu():
+        from repsim_cli.cli import main
 
-    commands, sys.argv = json.loads(sys.argv[1]), ["repsim"]
-    undrawn = patch("repsim_cli.findings.analyse.draw", return_value=[]), patch("repsim_cli.report.save")
-    with pretend_gpu(), undrawn[0], undrawn[1]:
-        for words in commands:
-            try:
-                main(words)
-            except SystemExit as ended:
-                if ended.code:
-                    raise
+        with patch("repsim_cli.findings.analyse.draw", return_value=[]), patch("repsim_cli.report.save"):
+            for words in commands:
+                try:
+                    main(words)
+                except SystemExit as ended:
+                    if ended.code:
+                        raise

@@ -6,13 +6,12 @@ import pickle
 import re
 import shutil
 import sys
-import traceback
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
+from helpers.forks import run_in_fork
 from helpers.nights import nightly
 
 from repsim_cli.base.errors import BadInput
@@ -32,32 +31,21 @@ def pickled(tiny_folder, tmp_path):
     return folder, state
 
 
-def run_in_fork(words, **_):
+def run_code_in_fork(words, **_):
     """What a new process does with these words, without importing torch anew."""
     code, *arguments = words[words.index("-c") + 1 :]
-    read, write = os.pipe()
-    with warnings.catch_warnings(action="ignore"):
-        child = os.fork()
-    if child == 0:
-        ended = 1
-        with os.fdopen(write, "w") as said:
-            try:
-                sys.argv = ["-c", *arguments]
-                exec(code, {})
-                ended = 0
-            except BaseException:
-                traceback.print_exc(file=said)
-        os._exit(ended)
-    os.close(write)
-    with os.fdopen(read) as said:
-        stderr = said.read()
-    return SimpleNamespace(returncode=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), stderr=stderr)
+
+    def act():
+        sys.argv = ["-c", *arguments]
+        exec(code, {})
+
+    return run_in_fork(act)
 
 
 @pytest.fixture
 def forked(monkeypatch):
     """Reads in a fork, for tests of what is read, and not of the process that reads it."""
-    monkeypatch.setattr("repsim_cli.models.pickled.subprocess", SimpleNamespace(run=run_in_fork))
+    monkeypatch.setattr("repsim_cli.models.pickled.subprocess", SimpleNamespace(run=run_code_in_fork))
 
 
 def test_the_converted_model_is_the_same(repsim, pickled, tmp_path):

@@ -1,0 +1,68 @@
+"""Processes that begin as copies of this one, and so need not import torch and transformers again: two seconds each."""
+
+import io
+import logging
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+
+def run_in_fork(
+    act: Callable[[], object], environment: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> CompletedProcess[str]:
+    """How a process ends that does this and nothing else, and what it prints.
+
+    environment: its variables. cwd: its working directory, this one's if None.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with warnings.catch_warnings(action="ignore"):  # Python's of threads, which are idle
+            child = os.fork()
+        if not child:
+            code = 1
+            try:
+                _begin_anew(out.fileno(), err.fileno(), dict(environment))
+                os.chdir(cwd or ".")
+                act()
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return CompletedProcess([], code, out.read(), err.read())
+
+
+def _begin_anew(out: int, err: int, environment: dict[str, str]) -> None:
+    """Takes from the copy what pytest hears and forbids, and gives it files to print to."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    logging.root.handlers.clear()
+    warnings.resetwarnings()
+
+
+def forget_repsim() -> None:
+    """Leaves all of repsim to be imported again, in the copy of a process."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "repsim_cli"]:
+        del sys.modules[name]
+
+
+def run_repsim_anew(words: list[str]) -> None:
+    """Runs a command in the copy of a process as in a new one."""
+    forget_repsim()
+    sys.argv = ["repsim", *words]
+    runpy.run_module("repsim_cli", run_name="__main__")
