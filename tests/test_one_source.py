@@ -19,7 +19,7 @@ from repsim_cli.runs.content import CHANCE, QUANTITIES
 TESTED = (
     "model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn,procrustes,linear_regression]", "extract.sequences=16",
     "extract.batch_rows=400", "significance=permutation", "significance.permutations=19", "significance.bands=true",
-    "extract.layers=[2,3,4,5]",
+    "extract.layers=[3,4,5]",
 )  # fmt: skip
 MODELS = ("tiny_a", "tiny_b")
 

@@ -61,7 +61,16 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
 
 @pytest.mark.drawn
 def test_a_comparison_ends_with_its_page(repsim, newest):
-    code, out, err = repsim("compare", "tiny_a", "tiny_a_step100", "--measure", "cka", "--set", "extract.sequences=10")
+    code, out, err = repsim(
+        "compare",
+        "tiny_a",
+        "tiny_a_step100",
+        "--measure",
+        "cka",
+        "--set",
+        "extract.sequences=4",
+        "extract.layers=[0,-1]",
+    )
     assert code == 0, err
     assert out.splitlines()[-1].endswith("/report.html")
     assert (newest() / "report.html").is_file()

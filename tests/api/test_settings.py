@@ -151,6 +151,8 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
         "cka_unbiased",
         "--set",
         "data.sample_by=paragraph",
+        "--set",
+        "extract.layers=[0,-1]",
     ]
     code, out, err = repsim(*words, "--set", "extract.batch_rows=300", "--significance", "permutation", "--set", "significance.permutations=19")  # fmt: skip
     assert code == 0, err
@@ -199,6 +201,8 @@ def test_a_comparison_takes_what_a_run_takes(repsim, newest):
         "extract=pooled",
         "--set",
         "extract.rows=64",
+        "--set",
+        "extract.sequences=64",
     ]
     code, out, err = repsim(*words, "--set", "dry_run=true")
     assert (code, err) == (0, "")

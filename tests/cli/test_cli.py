@@ -254,7 +254,7 @@ def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, ti
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + rows)
     code, _, err = repsim(
         "run", "-q", "experiment=tiny/mnli_cka", "model=[tiny_a]", "groups=null", "data=sst2",
-        f"data.path={tmp_path / 'dev.tsv'}", "extract.sequences=40",
+        f"data.path={tmp_path / 'dev.tsv'}", "extract.sequences=40", "extract.layers=[0,-1]",
     )  # fmt: skip
     assert code == 0, err
     manifest = reader.read_manifest(newest())
@@ -393,7 +393,7 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     found = recorded(folder)
     assert len(found["curves"]["training loss"]["lines"]["loss"]) == 3
     models = [local(f"step{step}", folder / "models" / f"step{step}") for step in (0, 3)]
-    assert repsim("run", "-q", "model=[]", *models, "extract.sequences=10")[0] == 0
+    assert repsim("run", "-q", "model=[]", *models, "extract.sequences=4")[0] == 0
     values = stacked(newest())
     assert values.shape == (12, 12)
     assert repsim("run", "experiment=pretrain_tiny", "options.recipe.save=[9999]")[2].startswith(

@@ -330,6 +330,7 @@ def test_runs_know_chance_without_being_asked(repsim, newest):
         "model=[tiny_a,tiny_b]",
         "extract.sequences=16",
         "extract.batch_rows=400",
+        "extract.layers=[0,3,-1]",
         "measure=[cka_unbiased,mutual_knn,procrustes]",
     )
     assert repsim("run", *words)[0] == 0

@@ -44,7 +44,7 @@ def test_the_study(repsim, newest):
         "extract.sequences=8",
         "extract.rows=300",
     )
-    assert repsim("run", *words, "model=[tiny_a,tiny_b]")[0] == 0
+    assert repsim("run", *words, "model=[tiny_a,tiny_b]", "extract.layers=[0,3,-1]")[0] == 0
     whole = reader.read_results(newest())
     matrix = whole.matrices[NAME]
     rho, names = reader.read_array(newest(), matrix.values), matrix.rows.layers

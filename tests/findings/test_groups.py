@@ -492,7 +492,7 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
 def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim, newest):
     wanted = "claims=[groups_differ_late,groups_alike_early,clusters_are_the_groups]"
     words = ["model=[tiny_a,tiny_a_step100]", "measure=[cka_unbiased,mutual_knn]", "extract.hook_points=[mlp_out]"]
-    code, _, err = repsim("run", *words, "extract.sequences=16", wanted)
+    code, _, err = repsim("run", *words, "extract.sequences=4", wanted)
     assert code == 0, err
     found = reader.read_results(newest())
     assert set(found.analyses) == {"diagnostics", "maps", "groups", "distances"}

@@ -133,7 +133,8 @@ def test_two_seeds_are_needed():
 
 @pytest.mark.drawn
 def test_a_run_on_two_seeds_of_a_language_model(repsim, newest):
-    words = ("extract.sequences=8", "extract.rows=100", "measure=[cka]", "~measure.cka_rbf_narrow", "figures=all")
+    words = ("extract.sequences=8", "extract.rows=100", "measure=[cka]", "~measure.cka_rbf_narrow")
+    words += ("figures.which=all", "figures.format=[png]")
     code, _, err = repsim("run", "-q", "experiment=tiny/layer_identification", *words)
     assert code == 0, err
     folder, record = newest(), recorded(newest())
@@ -147,4 +148,4 @@ def test_a_run_on_two_seeds_of_a_language_model(repsim, newest):
         same = [*(block.argmax(1) == np.arange(6)), *(block.argmax(0) == np.arange(6))]
         assert row["identified"] == pytest.approx(np.mean(same))
     names = {path.name for path in (folder / "figures").iterdir()}
-    assert {"identification-gpt_neox.png", "identified-mlp_out-gpt_neox.svg"} <= names
+    assert {"identification-gpt_neox.png", "identified-mlp_out-gpt_neox.png"} <= names
