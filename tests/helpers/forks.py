@@ -56,8 +56,8 @@ def _begin_anew(out: int, err: int, environment: dict[str, str]) -> None:
 
 
 def forget_repsim() -> None:
-    """Leaves all of repsim to be imported again, in the copy of a process."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "repsim_cli"]:
+    """Leaves all of repsim to be imported again, in the copy of a process; and Hydra, which knows tables of the registries."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("repsim_cli", "hydra", "hydra_plugins")]:
         del sys.modules[name]
 
 
