@@ -1,6 +1,6 @@
 """Regroups a stream of rows for the estimate: sampled, as it comes, or in batches of one size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -65,13 +65,24 @@ def _gather(stream: Iterator[RowBlock], chosen: Tensor) -> list[Tensor]:
     out: list[Tensor] = []
     filled = 0
     for first, rows in stream:
-        inside = chosen[(chosen >= first) & (chosen < first + len(rows[0]))] - first
+        inside = take_rows(rows, first, chosen)
         if not out:
             out = [x.new_empty(len(chosen), x.shape[1]) for x in rows]
-        for x, target in zip(rows, out, strict=True):
-            target[filled : filled + len(inside)] = x[inside.to(x.device)]
-        filled += len(inside)
+        for x, target in zip(inside, out, strict=True):
+            target[filled : filled + len(x)] = x
+        filled += len(inside[0])
     return out
+
+
+def take_rows(rows: Sequence[Tensor], first: int, chosen: Int[Tensor, " m"]) -> list[Tensor]:
+    """Takes from a block of a stream, in every layer, those of its rows that are chosen.
+
+    first: the number of the block's first row in the stream.
+    chosen: numbers of rows in the stream; they ascend, so that what is taken of one block after the other is in their
+        order.
+    """
+    inside = chosen[(chosen >= first) & (chosen < first + len(rows[0]))] - first
+    return [x[inside.to(x.device)] for x in rows]
 
 
 def regroup(stream: Iterator[RowBlock], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:

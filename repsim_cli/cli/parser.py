@@ -1,10 +1,15 @@
 """The parser of the words of a command."""
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
+from repsim_cli import __version__
+from repsim_cli.base import garbage
 from repsim_cli.base.errors import BadInput
+
+STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,32 +36,71 @@ def read_column(word: str) -> int | str:
     return int(word) if word.isdecimal() else word
 
 
-def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str, str], Callable[..., Any]]) -> None:
-    """The command `map` and its two parts. command: makes a part's function."""
-    sub = add("map", lambda _: 0, "keep vectors when the model changes", "repsim map fit old.npy new.npy", MAP_HELP)
-    parts = sub.add_subparsers(metavar="PART", required=True)
-    fit = parts.add_parser("fit", help="fit maps on some documents and score them on others, in a new run folder")
-    fit.set_defaults(command=command("vector_maps", "fit_command"))
-    fit.add_argument("old", metavar="OLD", help="a model as of repsim compare, or a file of its rows")
-    fit.add_argument("new", metavar="NEW", help="the same; rows of files are paired in order, or by ids in both files")
-    fit.add_argument("--data", metavar="DATA", help="of models: a file of text, a table, or a name of repsim list data")
-    fit.add_argument(
-        "--column", metavar="NAME", type=read_column, help="of a table: the column of the text, or its number (text)"
-    )
-    fit.add_argument("--kind", metavar="NAME,...", help="of rotation, affine, ridge and low_rank (all)")
-    fit.add_argument(
-        "--layers", metavar="LAYER,LAYER", action="append", default=[], help="of the two models (the last of each)"
-    )
-    fit.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
-    fit.add_argument("--out", metavar="MAP", help="a .safetensors file for the map that keeps most new neighbours")
-    fit.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of repsim run")
-    use = parts.add_parser("apply", help="map the rows of a file into another file")
-    use.set_defaults(command=command("vector_maps", "apply_command"))
-    use.add_argument("map", metavar="MAP", help="a file that repsim map fit wrote")
-    use.add_argument("rows", metavar="ROWS", help="a .npy, .parquet or .safetensors file of rows of the old model")
-    use.add_argument("out", metavar="OUT", help="a new file of the same kind")
-    use.add_argument("--array", metavar="NAME", help="the array or column, where several have the width of the map")
+Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-MAP_HELP = """Keep vectors when the model changes: `map fit` fits maps from rows of the old model to rows of the new one
-on some documents, and says what they keep on others; `map apply` maps stored rows into a new file."""
+class Command(NamedTuple):
+    """A command of the terminal.
+
+    call: MODULE.FUNCTION in `cli/`; empty where nothing is called, as by `run`, whose words go another way.
+    help: its line in the list of commands. about: the head of its own help; empty: the same line.
+    usage: its words; None: made from its arguments.
+    parts: commands that follow its name.
+    """
+
+    name: str
+    call: str
+    help: str
+    example: str
+    arguments: Sequence[Argument] = ()
+    about: str = ""
+    usage: str | None = None
+    parts: "Sequence[Command]" = ()
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """An argument of a command, as `add_argument` of argparse takes it."""
+    return names, settings
+
+
+def make_parser(commands: Iterable[Command]) -> Parser:
+    """Makes the parser of all commands, of which it imports none."""
+    top = Parser(
+        prog="repsim",
+        description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",
+        epilog="example: repsim run experiment=tiny/pythia_cka",
+    )
+    top.add_argument("--version", action="version", version=f"repsim {__version__}")
+    _add_commands(top, "COMMAND", commands)
+    return top
+
+
+def _add_commands(parser: argparse.ArgumentParser, kind: str, commands: Iterable[Command]) -> None:
+    """kind: what stands for their names in the help."""
+    added = parser.add_subparsers(metavar=kind, required=True)
+    for command in commands:
+        sub = added.add_parser(
+            command.name,
+            usage=command.usage,
+            help=command.help,
+            description=command.about or f"{command.help[0].upper()}{command.help[1:]}.",
+            epilog=f"example: {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=_make_lazy_command(*command.call.split(".")) if command.call else lambda _: 0)
+        for names, settings in command.arguments:
+            sub.add_argument(*names, **settings)
+        if command.parts:
+            _add_commands(sub, "PART", command.parts)
+
+
+def _make_lazy_command(module: str, name: str) -> Callable[..., Any]:
+    """Makes what calls a command, whose module is imported then: help needs none of them."""
+
+    def call(parsed: argparse.Namespace) -> int:
+        command = getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)
+        if module not in STARTING_RUNS:
+            garbage.resume()
+        return command(parsed)
+
+    return call

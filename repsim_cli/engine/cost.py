@@ -229,7 +229,11 @@ def describe_needs(
 
 
 def describe_times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
-    """Says, for a plan, how long each part and the whole take, and where the speed is from."""
+    """Says, for a plan, how long each part and the whole take, and where the speed is from.
+
+    parts: seconds by what takes them.
+    figures: how many are drawn.
+    """
     whole = {**parts, "start, figures, report": START + FIGURE * figures}
     speed, source = measure_speed(hardware.device, threads=hardware.threads)
     aside = "downloads" if "training" in parts else "downloads and training"

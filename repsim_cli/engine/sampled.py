@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repsim_cli.activations.row_batches import take_rows
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.chance import DRAWN, KNOWN, ORDERS, PAIRINGS, SQUARE
 from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings
@@ -109,11 +110,13 @@ class _Near(NamedTuple):
 
 
 def _read_sampled_layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
-    """Reads of each layer the mean of all rows and the sampled rows. Raises BadInput where there is no row."""
+    """Reads of each layer the mean of all rows and the sampled rows. Raises BadInput where there is no row.
+
+    sampled: their numbers in the stream, ascending.
+    """
     totals, taken, count = [], [], 0
     for batch in stream:
-        inside = sampled[(sampled >= count) & (sampled < count + len(batch[0]))] - count
-        taken.append([x[inside.to(x.device)] for x in batch])
+        taken.append(take_rows(batch, count, sampled))
         sums = [x.sum(0, dtype=torch.float64) for x in batch]
         totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
         count += len(batch[0])

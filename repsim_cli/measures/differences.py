@@ -98,7 +98,7 @@ def make_difference_card(
     ),
 )
 def relative_l2() -> Measure:
-    """Norm of the difference of all cells over the norm of y, as they are; equal widths only.
+    """Norm of the difference of all values over the norm of y, not centred; equal widths only.
 
     >>> from repsim_cli import measures
     >>> round(measures.get("relative_l2")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]]), 9)
@@ -119,7 +119,7 @@ def relative_l2() -> Measure:
     ),
 )
 def sqnr() -> Measure:
-    """Norm of y over the norm of the difference of all cells, in decibels, as they are; equal widths only.
+    """Norm of y over the norm of the difference of all values, in decibels, not centred; equal widths only.
 
     >>> from repsim_cli import measures
     >>> round(measures.get("sqnr")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]]), 9)
@@ -138,7 +138,7 @@ def sqnr() -> Measure:
     ),
 )
 def largest_difference() -> Measure:
-    """Largest absolute difference of a value in any row, as they are; equal widths only.
+    """Largest absolute difference over all values of the rows, not centred; equal widths only.
 
     >>> from repsim_cli import measures
     >>> measures.get("largest_difference")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
@@ -156,7 +156,7 @@ def largest_difference() -> Measure:
     ),
 )
 def ulp(*, precision: Literal["float32", "float16", "bfloat16"] = "float32") -> Measure:
-    """Largest difference of a value in units in the last place, as they are; equal widths only.
+    """Largest difference over all values of the rows, in units in the last place, not centred; equal widths only.
 
     precision: whose spacing counts.
 

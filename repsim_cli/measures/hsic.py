@@ -316,7 +316,7 @@ def compute_exact_angle(a: State, b: State) -> float:
     x, y = (state.features.values.double() for state in (a, b))
     lengths = [float(torch.linalg.matrix_norm(z.T @ z if z.shape[1] < len(z) else z @ z.T)) for z in (x, y)]
     squares = 0.0
-    for i, j in zip(x.split(512), y.split(512), strict=True):
+    for i, j in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
         squares += float((i @ x.T / lengths[0] - j @ y.T / lengths[1]).square().sum())
     return 2 * math.asin(min(1.0, math.sqrt(squares) / 2))
 

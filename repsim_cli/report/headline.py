@@ -28,8 +28,8 @@ ESTIMATES = {
 }
 
 
-def write_title(manifest: Mapping[str, Any], whole: Results) -> str:
-    """Names the models of a run, a training by its name, or the run where they are many."""
+def name_run(manifest: Mapping[str, Any], whole: Results) -> str:
+    """Names a run by its models, or by its own name where there is one model or many."""
     models = list(manifest.get("facts") or manifest.get("models", {}))
     if compared := whole.about.get("verify"):
         models = [compared["reference"], compared["candidate"]]

@@ -88,7 +88,7 @@ def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(list_leaves(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "title": headline.write_title(manifest, whole),
+        "title": headline.name_run(manifest, whole),
         "question": headline.say_question(manifest, whole),
         "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
         "rows": _encode(kept) if kept and among == 1 else None,

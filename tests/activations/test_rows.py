@@ -16,6 +16,7 @@ from repsim_cli.activations.places import (
     mark_read_places,
 )
 from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.row_batches import take_rows
 from repsim_cli.activations.rows import pool, stream_row_blocks
 from repsim_cli.activations.stored import Running, make_activations_key
 from repsim_cli.base import registry
@@ -253,6 +254,14 @@ def test_a_pooled_row_of_running_text_is_one_document(tmp_path, tiny_folder, gpt
     assert (sequences.truncated, cut > 0) == (cut, text is embedded)
     for x, y in zip(found[:3], torch.stack(expected, 1), strict=True):
         close(x, y, 1e-5)
+
+
+def test_rows_that_are_chosen_of_blocks_come_in_their_order():
+    layers, chosen = [torch.arange(10.0)[:, None], -torch.arange(10.0)[:, None]], torch.tensor([0, 3, 4, 9])
+    taken = [take_rows([x[first : first + 4] for x in layers], first, chosen) for first in (0, 4, 8)]
+    found = [torch.cat(parts) for parts in zip(*taken, strict=True)]
+    assert all(torch.equal(x, layer[chosen]) for x, layer in zip(found, layers, strict=True))
+    assert [len(x) for x, _ in taken] == [2, 1, 1]
 
 
 def test_documents_are_rows_whatever_the_tokenizers(repsim, newest, tmp_path, bert_folder):

@@ -1,5 +1,6 @@
 """The real command line, end to end, offline: runs, sweeps, exit codes."""
 
+import importlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import torch
 from helpers.recorded import recorded
 
 from repsim_cli.base import registry
+from repsim_cli.cli.commands import COMMANDS
 from repsim_cli.config.presets import GROUPS
 from repsim_cli.runs import folders, reader
 
@@ -331,6 +333,14 @@ def test_show_list_and_plot(repsim, newest, tiny_folder):
         code, out, _ = repsim("list", group)
         assert code == 0
         assert all(line.split(None, 1)[1] for line in out.splitlines())
+
+
+def test_all_commands_call_functions():
+    every = [each for command in COMMANDS for each in (command, *command.parts)]
+    names = [each.call.split(".") for each in every if each.call]
+    assert len(names) == len(every) - 2  # `run` goes another way, and of `map` its parts are called
+    for module, name in names:
+        assert callable(getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)), name
 
 
 def test_help_ends_with_an_example(repsim):

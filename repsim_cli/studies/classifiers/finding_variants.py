@@ -104,7 +104,7 @@ def freezing_the_bottom_costs_less(scores: VariantScores) -> Weighed | Untestabl
             gaps[task] = [scores.changes(task, bottom[n]) - scores.changes(task, top[n]) for n in both]
     if not gaps:
         return Untestable("no task has variants `top N` and `bottom N` of equal N")
-    return _average_over_tasks(scores, gaps, 0.0)
+    return _average_over_tasks(scores, gaps, threshold=0.0)
 
 
 @claim(
@@ -119,9 +119,8 @@ def frozen_bottom_layers_cost_little(scores: VariantScores) -> Weighed | Untesta
     most = {task: max(bottom.items())[1] for task in scores.values if (bottom := scores.find_frozen(task, "bottom"))}
     if not most:
         return Untestable("no task has a variant `bottom N`")
-    return _average_over_tasks(
-        scores, {task: [-scores.changes(task, variant)] for task, variant in most.items()}, LITTLE
-    )
+    lost = {task: [-scores.changes(task, variant)] for task, variant in most.items()}
+    return _average_over_tasks(scores, lost, threshold=LITTLE)
 
 
 @claim(
@@ -154,7 +153,7 @@ def a_third_of_the_blocks_is_enough(scores: VariantScores) -> Weighed | Untestab
 
 def _compute_lost(scores: VariantScores, chosen: Mapping[str, str]) -> Weighed | Untestable:
     gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
-    return _average_over_tasks(scores, gaps, HALF_A_POINT)
+    return _average_over_tasks(scores, gaps, threshold=HALF_A_POINT)
 
 
 def _average_over_tasks(

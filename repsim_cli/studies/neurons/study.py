@@ -140,10 +140,10 @@ class UniversalNeurons(StudyOfRows):
                 absolute=self.absolute,
                 progress=partial(run.progress, label="counterparts", unit="pairs of models"),
             )
-        matrices = dict(self._matrix(run, pair, best, varying, moments) for pair, best in made.items())
+        matrices = dict(self._make_matrix(run, pair, best, varying, moments) for pair, best in made.items())
         return Results(study="universal_neurons", matrices=matrices, tables=tables)
 
-    def _matrix(
+    def _make_matrix(
         self,
         run: Run,
         pair: tuple[int, int],
@@ -151,7 +151,14 @@ class UniversalNeurons(StudyOfRows):
         varying: Sequence[np.ndarray],
         moments: CrossMoments,
     ) -> tuple[str, Matrix]:
-        """A row for each property of the neurons of a model, a column for each neuron that varies."""
+        """Makes the matrix of a pair of models, with its name: a row for each property of the first model's neurons, a
+        column for each of them that varies.
+
+        pair: the numbers of the model and of the other one.
+        best: the counterpart of every neuron of the first in the other.
+        varying: of every model, the numbers of the neurons that vary.
+        moments: of all neurons.
+        """
         a, b = pair
         model, other = self.readings[a].label, self.readings[b].label
         (layers, neurons), (layers_of_others, neurons_of_others) = (_number(moments.widths[side]) for side in pair)

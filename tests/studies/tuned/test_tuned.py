@@ -229,39 +229,71 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     assert len(found["texts that change most"]["rows"]) == 2 * 3
 
 
-@pytest.mark.parametrize(
-    ("base", "zeros"),
-    [("tiny_a", 300), ("some", 300), pytest.param("some", None, marks=pytest.mark.drawn)],
-)
-def test_rows_of_zeros_are_left_out_and_listed(repsim, newest, tmp_path, base, zeros):
-    """Embeddings of zeros, of some tokens or of all, in the base or in the other model."""
-    folder = altered(tmp_path / "some", "embed_in", lambda x: torch.cat([0 * x[:zeros], x[len(x[:zeros]) :]]))
+@pytest.fixture
+def with_zeros(shared):
+    """with_zeros(count): tiny_a with zeros as the embeddings of its first `count` tokens, or of all (None)."""
+
+    def make(count: int | None) -> Path:
+        def empty(x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([0 * x[:count], x[len(x[:count]) :]])
+
+        return shared(f"zeros-{count}", lambda folder: altered(folder / "model", "embed_in", empty)) / "model"
+
+    return make
+
+
+def name_words_of_zeros(folder, base):
+    """The words of a run of tiny_a and of a model with embeddings of zeros, one of which is the base."""
     words = (*SHORT[:-1], f"base={base}", "model=[tiny_a]", f"+model.some={{kind: transformers, path: {folder}}}")
-    code, _, err = repsim("run", "-q", *words, "extract.hook_points=[embed,resid_post]", "figures=all")
-    assert code == 0, err
-    assert "NaN" not in (newest() / "results.json").read_text()
-    found = recorded(newest())
-    other = "some" if base == "tiny_a" else "tiny_a"
-    relative, cosine = (matrix(newest(), kind, other) for kind in (RELATIVE, COSINE))
+    return *words, "extract.hook_points=[embed,resid_post]"
+
+
+@pytest.fixture(params=["tiny_a", "some"])
+def of_zeros(request, finished, with_zeros):
+    """A run where some embeddings are zeros, in the base or in the other model: its folder, the base, the other."""
+    base = request.param
+    return finished(*name_words_of_zeros(with_zeros(300), base)), base, {"tiny_a": "some", "some": "tiny_a"}[base]
+
+
+def test_rows_of_zeros_have_no_value(of_zeros):
+    """No cosine on either side, and no relative difference where the base is zero."""
+    folder, base, other = of_zeros
+    relative, cosine = (matrix(folder, kind, other) for kind in (RELATIVE, COSINE))
     empty = np.isnan(cosine[0])
-    assert empty.all() if zeros is None else 0 < empty.sum() < len(empty)
+    assert 0 < empty.sum() < len(empty)
     assert not np.isnan(cosine[1:]).any()
     np.testing.assert_array_equal(np.isnan(relative[0]), empty & (base == "some"))
-    said = f"{empty.sum():,} of {cosine.size:,} cells without a value: a row of zeros has no direction"
-    assert f"{COSINE}: {said}" in found["warnings"]
+    assert "NaN" not in (folder / "results.json").read_text()
+
+
+def test_rows_of_zeros_are_counted_and_listed(of_zeros):
+    folder, base, other = of_zeros
+    found, cosine = recorded(folder), matrix(folder, COSINE, other)
+    empty, tokens = int(np.isnan(cosine).sum()), cosine.shape[1]
+    why = "a row of zeros has no direction"
+    assert f"{COSINE}: {empty:,} of {cosine.size:,} cells without a value: {why}" in found["warnings"]
     listed = {row[0]: row for row in found["tables"]["cells without a value"]["rows"] if row[0] in (RELATIVE, COSINE)}
     assert set(listed) == ({RELATIVE, COSINE} if base == "some" else {COSINE})
-    assert listed[COSINE][1:] == [
-        base, other, "embed", "embed", f"{empty.sum():,} of {len(empty):,} tokens: a row of zeros has no direction"
-    ]  # fmt: skip
+    assert listed[COSINE][1:] == [base, other, "embed", "embed", f"{empty:,} of {tokens:,} tokens: {why}"]
+
+
+def test_means_and_largest_changes_leave_rows_of_zeros_out(of_zeros):
+    folder, _, other = of_zeros
+    found, cosine = recorded(folder), matrix(folder, COSINE, other)
     mean = found["curves"][f"{COSINE}, {other}"]["lines"]["mean over tokens"]
-    assert mean == [
-        None if zeros is None else pytest.approx(cosine[0][~empty].mean()),
-        *map(pytest.approx, cosine[1:].mean(1)),
-    ]
+    assert mean == pytest.approx(np.nanmean(cosine, axis=1))
     assert all(row[2] is not None for row in found["tables"]["tokens that change most"]["rows"])
-    if zeros is None:
-        assert "hatched: no value" in (newest() / "figures" / "relative-difference-all.svg").read_text()
+
+
+@pytest.mark.drawn
+def test_a_layer_of_zeros_has_no_mean_and_is_hatched(repsim, newest, with_zeros):
+    code, _, err = repsim("run", "-q", *name_words_of_zeros(with_zeros(None), "some"), "figures=all")
+    assert code == 0, err
+    cosine = matrix(newest(), COSINE, "tiny_a")
+    assert np.isnan(cosine[0]).all()
+    mean = recorded(newest())["curves"][f"{COSINE}, tiny_a"]["lines"]["mean over tokens"]
+    assert mean == [None, *map(pytest.approx, cosine[1:].mean(1))]
+    assert "hatched: no value" in (newest() / "figures" / "relative-difference-all.svg").read_text()
 
 
 def test_skipped_places_are_left_out(repsim, newest):
