@@ -20,6 +20,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings.analyse import draw, find_analysis_card, read_drawing
 from repsim_cli.findings.analysis import Finished
+from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results
 
@@ -56,6 +57,11 @@ class Result:
     def answers(self) -> list[tuple[str, str]]:
         """The sentences of the run, each after whom it is about: where two models are the same, and first differ."""
         return self.results.answers
+
+    @property
+    def sentences(self) -> list[str]:
+        """All that the run says in sentences, as `repsim compare` and `repsim show --json` have them."""
+        return list_sentences(self.folder, self.results).say_all()
 
     @property
     def warnings(self) -> list[str]:
@@ -189,7 +195,7 @@ class Result:
         if len(frame):
             means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
             table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
-        said = "".join(f"<p>{html.escape(who)}: {html.escape(what)}</p>" for who, what in self.answers)
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in self.sentences)
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
         picture = ""
         if self.measures:

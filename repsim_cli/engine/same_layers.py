@@ -71,7 +71,10 @@ class Relation(NamedTuple):
             return off <= limit * max(count, 1)
         if self.kind in ROUNDED:
             first, second = (x, y) if self.second else (y, x)
-            return torch.equal(first.to(ROUNDED[self.kind]).to(second.dtype), second)
+            # of float64 rows that were first cast to float32, one that was half way may be rounded to either side
+            nudged = (first, first * (1 + 2 * UNIT[first.dtype]), first * (1 - 2 * UNIT[first.dtype]))
+            same = [each.to(ROUNDED[self.kind]).to(second.dtype) == second for each in nudged]
+            return bool(torch.stack(same).any(0).all())
         far = y.double() - self.factor * x.double() - self.offset
         return take_rms(far) <= FIT * unit * (abs(self.factor) * take_rms(x) + abs(self.offset) + take_rms(y))
 
@@ -129,12 +132,13 @@ def fit_relations(x: Tensor, y: Tensor, unit: float) -> Iterator[Relation]:
 class LayerBeside:
     """A layer of two models. limit: the mean difference over the norm up to which they are the same to rounding. unit:
     a rounding. true: the relations that all rows so far have; None before the first. off: the sum over rows of the norm
-    of the difference over the norm."""
+    of the difference over the norm. other: the rows with any difference."""
 
     limit: float
     unit: float
     true: list[Relation] | None = None
     off: float = 0.0
+    other: int = 0
 
     def add(self, x: Tensor, y: Tensor, counted: bool) -> None:
         """Takes rows. counted: whether their differences are, beside those of layers before."""
@@ -145,6 +149,7 @@ class LayerBeside:
         self.true = [each for each in self.true if each.is_true(x, y, self.limit, self.unit)]
         if counted and not self.is_equal:
             self.off += measure_difference(x, y)[0]
+            self.other += int((x != y).any(1).sum())
 
     @property
     def is_equal(self) -> bool:
@@ -187,7 +192,10 @@ class ModelPair:
             return ""
         parts = [self._name_alike(kind, alike, range(place)) for kind in dict.fromkeys(alike[:place])]
         if place < len(self.layers):
-            parts.append(f"first difference in {name_layers([self.names[place]], self.names)} ({off:.2g} of the norm)")
+            other = self.layers[place].other
+            few = f", in {other:,} of {rows:,} rows" if other < rows else ""
+            first = name_layers([self.names[place]], self.names) + ", the first that is compared" * (place == 0)
+            parts.append(f"first difference in {first} ({off:.2g} of the norm{few})")
         behind = dict.fromkeys(filter(None, alike[place:]))
         return ", ".join([*parts, *(self._name_alike(kind, alike, range(place, len(alike))) for kind in behind)])
 

@@ -220,6 +220,13 @@ def describe_range(values: Float[np.ndarray, " k"]) -> list[str]:
     return [f"{name} {value:{digits}}" for name, value in parts.items()]
 
 
+def leave_out_itself(matrix: Matrix, values: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " k"]:
+    """Leaves out the cells of each layer with itself, which would raise the mean of a model with itself, and keeps them
+    where there are no others."""
+    same = matrix.rows == matrix.columns and len(values) > 1
+    return values[~np.eye(len(values), dtype=bool)] if same else values.ravel()
+
+
 def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
     """Picks the closest pairs of layers and the furthest, the most extreme first; a layer of the first model once in
     each."""

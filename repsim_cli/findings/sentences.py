@@ -17,7 +17,7 @@ from repsim_cli.runs.content import Measured, Results
 NOTHING = "have nothing in common beyond chance"
 BLIND = "cannot be told from unrelated models on these rows"
 ALONE = "can be compared at one layer"
-ACROSS = "are more alike across depths than at the same depth"
+ACROSS = "often have their closest layer at another depth"
 BLOCK = re.compile(r"block (\d+)")
 NAMED = 4  # layers that a sentence names at most
 # of t, since the spread of chance is that of few pairings; chance is skewed, so that up to 0.03 of unrelated models

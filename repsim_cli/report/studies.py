@@ -48,7 +48,7 @@ def _list_table_records(whole: Results, name: str, *needed: str) -> list[dict[st
     """The rows of a table by their columns; without those that lack a value that a sentence needs."""
     table = whole.tables.get(name, Table(columns=[], rows=[]))
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    return [row for row in rows if all(row[column] is not None for column in needed)]
+    return [row for row in rows if all(row.get(column) is not None for column in needed)]
 
 
 def _say_probe_errors(whole: Results) -> Iterator[Said]:
@@ -179,7 +179,21 @@ def _say_lines(curve: Curve) -> str:
 
 
 def _say_sub_networks(whole: Results) -> Iterator[Said]:
-    """Says into which groups of neighbouring layers each model parts, where it was asked."""
+    """Says which layers are found again under another seed, and into which groups of neighbouring layers each model
+    parts, where it was asked."""
+    found = groupby(
+        _list_table_records(whole, "identification of layers", "identified", "chance", "seeds"),
+        key=lambda row: (row["models"], row["hook point"]),
+    )
+    for (models, point), some in found:
+        rows = list(some)
+        shares = ", ".join(
+            f"{row['measure']} {row['identified']:.0%}"
+            + ("" if row["low"] is None else f" ({row['low']:.0%} to {row['high']:.0%})")
+            for row in rows
+        )
+        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {rows[0]['chance']:.0%}"
+        yield models, f"{models}, {point}: closest to the same layer of another seed, {of}: {shares}"
     for row in _list_table_records(whole, "sub-networks", "sub-networks"):
         if row["found by"] != "segments":
             continue
@@ -279,13 +293,14 @@ def _say_modular_accuracies(whole: Results) -> Iterator[Said]:
 def _say_views(whole: Results) -> Iterator[Said]:
     """Says how many rows layers couple with themselves, how many neighbours stay, and where distances change most."""
     by_pair = groupby(
-        _list_table_records(whole, "couplings", "on the diagonal"),
+        _list_table_records(whole, "couplings", "on the diagonal", "by chance"),
         key=lambda row: (row["model"], row["rows"], row["columns"]),
     )
-    for (model, first, second), rows in by_pair:
-        shares = {row["starts"]: row["on the diagonal"] for row in rows}
-        said = ", ".join(f"{share:.2f} ({starts})" for starts, share in shares.items())
-        yield model, f"{model}, {first} and {second}: rows coupled with themselves, {said}"
+    for (model, first, second), some in by_pair:
+        rows = list(some)
+        said = ", ".join(f"{row['on the diagonal']:.2f} ({row['starts']}, found from {row['from']})" for row in rows)
+        of = f"of {round(1 / rows[0]['by chance'])} rows, {rows[0]['by chance']:.2f} by chance"
+        yield model, f"{model}, {first} and {second}: rows coupled with themselves, {said}; {of}"
     kept = _list_table_records(whole, "neighbours kept", "mean without it", "by chance")
     by_space = groupby(kept, key=lambda row: (row["model"], row["space"]))
     for (model, space), some in by_space:

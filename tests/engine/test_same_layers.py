@@ -80,7 +80,7 @@ def test_identical_to_rounding_and_different(rows):
     }
     # in the second part of the rows alone
     assert said(rows, changed(rows, 2, 0.2, at=slice(6, 8))) == {
-        "a beside b": "identical in blocks 0 to 1, first difference in block 2 (0.05 of the norm)"
+        "a beside b": "identical in blocks 0 to 1, first difference in block 2 (0.05 of the norm, in 2 of 8 rows)"
     }
     rounded = changed(rows, 1, 3e-7)
     assert said(rows, rounded) == {"a beside b": "identical in block 0, the same to rounding in blocks 1 to 3"}
@@ -91,7 +91,9 @@ def test_identical_to_rounding_and_different(rows):
 def test_what_has_nothing_in_common_is_not_spoken_of(rows):
     other = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
     assert said(rows, other) == {}
-    assert said(rows, changed(rows, 0, 0.1)) == {"a beside b": "first difference in block 0 (0.1 of the norm)"}
+    assert said(rows, changed(rows, 0, 0.1)) == {
+        "a beside b": "first difference in block 0, the first that is compared (0.1 of the norm)"
+    }
     near = changed(rows, 2, 0.1)
     assert set(said(rows, other, near)) == {"a beside c"}
     assert said(rows, changed(rows, 0, 0.1), other) == {}
@@ -119,7 +121,7 @@ def test_a_row_of_zeros_and_layers_behind_a_difference(rows):
     first = changed(rows, 0, 2.0)
     first[1:] = rows[1:]  # what is equal behind it shows that the models have something in common
     assert said(rows, first)["a beside b"] == (
-        "first difference in block 0 (2 of the norm), identical in blocks 1 to 3"
+        "first difference in block 0, the first that is compared (2 of the norm), identical in blocks 1 to 3"
     )
     both = behind.clone()
     both[3, :, 1] += 1
@@ -152,6 +154,15 @@ def test_copies_in_another_precision_scale_or_place(change, what):
     assert what not in said(rows, late).get("a beside b", "")
     if "rounded" in what:
         assert said(change(rows), rows) == {"a beside b": f"{what.replace('b is a', 'a is b')} in blocks 0 to 3"}
+
+
+def test_rows_of_float64_may_be_rounded_twice():
+    """A value just above the middle of two numbers of float16 is the middle in float32, and then rounded to even."""
+    rows = torch.randn(4, 80, 5, generator=torch.Generator().manual_seed(0)).double()
+    rows[:, 0, 0] = 1 + 2.0**-11 + 2.0**-30
+    rounded = torch.from_numpy(rows.numpy().astype("f2").astype("f4"))
+    assert rounded[0, 0, 0] != rows.float().half().float()[0, 0, 0]
+    assert said(rows.float(), rounded) == {"a beside b": "b is a rounded to float16 in blocks 0 to 3"}
 
 
 def test_no_factor_is_found_where_values_are_few_or_constant():

@@ -101,7 +101,7 @@ def test_layers_that_are_closer_to_others_than_to_their_like():
     turned = square(1, 1, 1, 1)[::-1] * 0.9
     (said,) = say(turned)
     assert said == (
-        "a and b are more alike across depths than at the same depth: L 8 of 8 layers are closest to another one, x of "
+        "a and b often have their closest layer at another depth: L 8 of 8 layers are closest to another one, x of "
         "a to w of b with 0.90; the same layers have 0.27 at every layer; chance at most 0.00"
     )
     (said,) = say(1 - turned, larger=False, chance=1.0)

@@ -34,6 +34,10 @@ TABLES = {
     },
     "convergence": {IDENTICAL: table({"model": "n", "steps": "1, 2", "all": "yes"})},
     "similarity": {
+        "identification of layers": table(
+            {"measure": "cka", "models": "a", "hook point": "resid_post", "identified": 0.5, "low": 0.4, "high": 0.6}
+            | {"chance": 0.1, "layers": 6, "seeds": 5}
+        ),
         "sub-networks": table(
             {"measure": "gw", "model": "m", "found by": "segments", "sub-networks": 2, "silhouette": 0.6, "without groups": 0.2}
         )
@@ -64,7 +68,10 @@ TABLES = {
         "training": table({"model": "m", "stage": "c1", "validation accuracy": 0.5, "kept after": 9})
     },
     "views": {
-        "couplings": table({"model": "m", "rows": "a", "columns": "b", "starts": "random", "on the diagonal": 0.5}),
+        "couplings": table(
+            {"model": "m", "rows": "a", "columns": "b", "starts": "random", "from": "pot", "on the diagonal": 0.5}
+            | {"by chance": 0.1}
+        ),
         "neighbours kept": table({"model": "m", "space": "all", "mean without it": 0.5, "by chance": 0.1}),
         "distances": table({"model": "m", "layer": "l", "KL(layer || previous)": 0.5}),
     },

@@ -14,7 +14,7 @@ from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import CODED, Axis, Curve, Table
-from repsim_cli.studies.dictionaries.columns import ALL_SIDES, NORMS, OF_LATENTS, OF_SIDES
+from repsim_cli.studies.dictionaries.columns import ALL_SIDES, BETWEEN_SIDES, NORMS, OF_LATENTS, OF_SIDES
 
 BINS = 20
 FOUND = 0.5  # of their strength on their own side: latents that the other sides have too
@@ -48,12 +48,11 @@ def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
             side,
             f"the crosscoder explains {explained:.2f} of its variance{within}, {shuffled:.2f} shuffled; {said}",
         ]
-    every = kinds[ALL_SIDES]
+    every, between = kinds[ALL_SIDES], kinds[BETWEEN_SIDES]
     yield [
         ALL_SIDES,
-        f"{every['share']:.1%} of the latents have about the same norm on them"
-        + _say_never_active(every)
-        + _say_from_others(every),
+        f"{every['share']:.1%} of the latents have about the same norm on them{_say_never_active(every)}, "
+        f"{between['share']:.1%} are neither of one alone nor of all alike{_say_from_others(every)}",
     ]
 
 

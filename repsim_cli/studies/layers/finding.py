@@ -46,7 +46,7 @@ FORMS = (
     (DIMENSION, True, "texts take most directions at {where} (intrinsic dimension {span}{end})"),
     (CURVATURE, False, "tokens move straightest at {where} ({span} degrees{end})"),
     (SAME_CLASS, True, "most neighbours share a class at {where} ({span}{end})"),
-    (KL_WITHOUT, False, "the next token needs {where} least (KL {span} nats without one{end})"),
+    (KL_WITHOUT, False, "the next token changes least without {where} (KL {span} nats{end})"),
     (INFLUENCE, False, "rows turn least at {where} (1 - cosine {span}{end})"),
 )
 OF_LAST = {DIMENSION: "dimension", RANK: "rank", ALIKE: "CKA", SAME_CLASS: "classes"}  # of last tokens, in the note
@@ -102,7 +102,7 @@ def say_extreme(
     word, _ = make_layer_namer([row["layer"] for row in layers])
     if len(alike) == len(known):
         return f"no layer stands out by {MEANT[column].partition(',')[0]} ({span})"
-    end = "" if last in alike else f"; {layers[last][column]:.3g} at {word(layers[last]['layer'])}"
+    end = "" if last in alike else f"; {layers[last][column]:.3g} at {word(layers[last]['layer'])}, the last"
     where = [word(layers[i]["layer"]) for i in alike]
     blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
     others = [name for name in where if not name.startswith(BLOCK)]

@@ -29,7 +29,8 @@ def sentences(run: Finished) -> Iterator[list[str]]:
 
 
 def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
-    """Says which pairs are closest and furthest; of one pair, how far it is apart."""
+    """Says which pairs are closest and furthest; of two models, how far they are apart, each way where a divergence is
+    of the second from the first, `first || second`."""
     (matrix,) = measured.matrices
     labels, values = matrix.rows.layers, run.array(matrix.values)
     errors = None if matrix.se is None else run.array(matrix.se)
@@ -44,10 +45,13 @@ def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
         error = _say_error(None if errors is None else errors[pair])
         return f"{values[pair]:.3g}{error} on {on}{beside}"
 
-    names = [f"{labels[a]} {'and' if symmetric else 'to'} {labels[b]}" for a, b in pairs]
+    names = [f"{labels[a]} {'and' if symmetric else '||'} {labels[b]}" for a, b in pairs]
+    if len(labels) == 2:
+        yield from (["", f"{name}: {say(place)}"] for place, name in enumerate(names))
+        return
     told = None if errors is None else [errors[pair] for pair in pairs]
     for word, what in say_ends(names, [values[pair] for pair in pairs], told, documents - 1, say):
-        yield ["" if len(pairs) == 1 else word, what]
+        yield [word, what]
 
 
 def _say_error(error: float | None) -> str:

@@ -97,7 +97,8 @@ def name_different_tables(reference: Parts, candidate: Parts, *, alike: bool = T
         if differ:
             shown = "; ".join(f"{each!r} {_say_entry(name, a.get(each), b.get(each))}" for each in differ[:SHOWN])
             more = ", ..." if len(differ) > SHOWN else ""
-            said.append(f"{len(differ):,} of {max(len(a), len(b)):,} {name} differ ({shown}{more})")
+            of = len({**a, **b} if alike else a.keys() & b.keys())
+            said.append(f"{len(differ):,} of {of:,} {name} differ ({shown}{more})")
     return said
 
 

@@ -19,7 +19,7 @@ from repsim_cli.studies.views.lacking import name_left_out
 
 COLUMNS = [
     "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
-    "on the diagonal", "within classes",
+    "on the diagonal", "by chance", "within classes",
 ]  # fmt: skip
 Square = Float[np.ndarray, "n n"]
 
@@ -115,5 +115,5 @@ def couplings(run: Finished, options: CouplingOptions, claims: Sequence[Claim]) 
         inside = None if classes is None else measure_class_mass(coupling, classes)
         solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
         head = [about["model"], matrix.rows.model, matrix.columns.model]
-        rows.append([*head, *solved, kind, measure_diagonal_mass(coupling), inside])
+        rows.append([*head, *solved, kind, measure_diagonal_mass(coupling), 1 / len(coupling), inside])
     return Part(tables={"couplings": Table(columns=COLUMNS, rows=rows)})

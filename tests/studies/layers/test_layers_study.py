@@ -80,7 +80,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, headed, monkeypatch
     assert (newest() / "figures" / "layers.png").is_file()
     ((model, sentence),) = reader.read_results(newest()).tables[STANDS_OUT].rows
     assert model == "mine"
-    assert "the next token needs" in sentence or "no layer stands out by KL" in sentence
+    assert "the next token changes least without" in sentence or "no layer stands out by KL" in sentence
 
 
 def spied(stream, seen):
@@ -158,7 +158,9 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
     layers = [{"layer": f"resid_post@{i}", "dimension": value} for i, value in enumerate((3.0, 7.0, 8.0, 4.0))]
     errors = [{"dimension": 0.5} for _ in layers]
     form = "most at {where} ({span}{end})"
-    assert say_extreme(layers, errors, "dimension", True, form) == "most at blocks 1 to 2 (7 to 8; 4 at block 3)"
+    assert (
+        say_extreme(layers, errors, "dimension", True, form) == "most at blocks 1 to 2 (7 to 8; 4 at block 3, the last)"
+    )
     errors = [{"dimension": 3.0} for _ in layers]
     assert (
         say_extreme(layers, errors, "dimension", True, form)
