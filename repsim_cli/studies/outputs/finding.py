@@ -47,7 +47,7 @@ def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
 
     names = [f"{labels[a]} {'and' if symmetric else '||'} {labels[b]}" for a, b in pairs]
     if len(labels) == 2:
-        yield from (["", f"{name}: {say(place)}"] for place, name in enumerate(names))
+        yield ["", "; ".join(f"{name}: {say(place)}" for place, name in enumerate(names))]
         return
     told = None if errors is None else [errors[pair] for pair in pairs]
     for word, what in say_ends(names, [values[pair] for pair in pairs], told, documents - 1, say):

@@ -162,7 +162,7 @@ def test_a_tokenizer_that_says_only_its_vocabulary():
     slow = Slow(tokenizer)
     slow.get_vocab = lambda: {**other, "<fill>": 5000}
     said = compare_tokenizers(tokenizer, slow, TEXTS)[0].about
-    assert said.startswith("the tokenizers differ: 2 of 513 entries of the vocabulary differ (")
+    assert said.startswith("the tokenizers differ: 2 of 512 entries of the vocabulary differ (")
 
 
 def test_models_that_cannot_be_compared_beside_other_tokenizers(changed, tmp_path):
