@@ -134,7 +134,7 @@ def to_base(curves: Curves, models: int, layers: int, one: bool = True) -> Make:
         at = np.arange(layers)
         for i, curve in enumerate(-curves(rng, models, layers), 1):
             values[at, i * layers + at] = values[i * layers + at, at] = curve
-        given = whole(values, models + 1, layers, 99, base="m0")
+        given = whole(values, models + 1, layers, 1, base="m0")
         return (given,) if one else (given, values)
 
     return made
@@ -306,7 +306,7 @@ ON_CURVES: dict[str, Callable[[Curves, int, int], Make]] = {
     "earlier_layers_converge_faster": trainings,
     "lower_layers_agree_across_families": partial(by_pairs, families=4),
     "top_attention_changes_most": partial(to_base, one=False),
-    "tasks_diverge_at_the_top": partial(by_pairs, base="m0"),
+    "tasks_diverge_at_the_top": partial(by_pairs, families=1, base="m0"),
 }
 KINDS: dict[str, Curves] = {
     "log-normal scale, sd 0.8": scaled(0.8),
@@ -384,7 +384,7 @@ def of_units() -> list[Promise]:
         power("seeds_differ_beyond_their_training", "10 seeds, 0.1", seeds(10, 0.1)),
         power("frozen_bottom_layers_cost_little", "4 tasks, 5 points", tasks(4, -0.05), HOLDS),
         power("frozen_bottom_layers_cost_little", "4 tasks, 8 points lost", tasks(4, 0.08), FAILS),
-        power("linear_probes_find_all_sums_in_model_l", "3 seeds, none", probed(BY_BLOCK, 3, 0.0, 0.0)),
+        power("linear_probes_find_all_sums_in_model_l", "5 seeds, none", probed(BY_BLOCK, 5, 0.0, 0.0)),
     ]
 
 

@@ -157,7 +157,7 @@ SHARED: dict[str, dict[str, Make]] = {
     "lower_layers_agree_across_families": {"4 models, 16 layers": by_pairs(walk, 4, 16, families=2)},
     "top_layers_change_most": {"3 models, 10 layers": to_base(walk, 3, 10)},
     "top_attention_changes_most": {"3 models, 10 layers": to_base(walk, 3, 10, one=False)},
-    "tasks_diverge_at_the_top": {"4 models, 10 layers": by_pairs(walk, 4, 10, base="m0")},
+    "tasks_diverge_at_the_top": {"4 models, 10 layers": by_pairs(walk, 4, 10, families=1, base="m0")},
     "localization_rises_with_depth": {"3 models, 10 layers": localized(3, 10)},
     "earlier_layers_converge_faster": {"3 models, 10 layers": trainings(walk, 3, 10)},
     "distances_grow_in_training": {"3 models, 10 checkpoints": measured("step", 3, 10)},

@@ -54,14 +54,20 @@ def log_of(value: float | np.floating) -> float:
 
 
 def weigh_by_standard_error(
-    value: float, threshold: float, se: float, freedom: float | int, how: str, units: int
+    value: float, threshold: float, se: float, freedom: float | int, how: str, units: int, alike: float | None = None
 ) -> Evidence:
-    """Tests the distance to the threshold by Student's t, and says where values that do not differ are behind it.
-    freedom: degrees of freedom of the standard error."""
+    """Tests the distance to the threshold by Student's t.
+
+    freedom: degrees of freedom of the standard error.
+    alike: p where no unit differs from another, whose error of 0 says nothing; None: that of each as likely on either
+        side.
+    """
     gap = value - threshold
     if se <= ROUNDING * abs(value):
-        how = f"{how}, which do not differ"
-    t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
+        p = 0.5**units if alike is None else alike
+        above, below = (0.5, 0.5) if not gap else (p, 1 - p) if gap > 0 else (1 - p, p)
+        return Evidence(above, below, f"{how}, which do not differ: by their number alone", se=se, units=units)
+    t = gap / se
     above, below = (float(scipy.special.stdtr(freedom, side)) for side in (-t, t))
     return Evidence(above, below, how, se=se, units=units)
 
@@ -75,15 +81,27 @@ def say_standard_error(units: int, unit: str) -> str:
     return f"standard error over {say_count(units, unit)}"
 
 
-def weigh_mean(values: Sequence[float] | np.ndarray, threshold: float, unit: str) -> Evidence:
-    """Tests the mean of independent values, three or more, against the threshold."""
+def weigh_mean(values: Sequence[float] | np.ndarray, threshold: float, unit: str, step: float = 0.0) -> Evidence:
+    """Tests the mean of independent values, three or more, against the threshold.
+
+    step: by which two values differ at least where they do, as rank correlations: they are known to within that.
+    """
     count = len(values)
     if count < FEWEST:
         return report_too_few(count, unit)
-    se = float(np.std(values, ddof=1)) / math.sqrt(count)
+    se = max(float(np.std(values, ddof=1)), step / math.sqrt(12)) / math.sqrt(count)
     return weigh_by_standard_error(
         float(np.mean(values)), threshold, se, count - 1, say_standard_error(count, unit), count
     )
+
+
+def find_rho_step(count: int) -> float:
+    """Finds by how much Spearman's rho of so many values changes at least.
+
+    >>> find_rho_step(3)
+    0.5
+    """
+    return 12 / (count**3 - count)
 
 
 def weigh_mean_difference(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
@@ -94,7 +112,10 @@ def weigh_mean_difference(first: Sequence[float], second: Sequence[float], unit:
     spread = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (first, second), strict=True))
     freedom = sum(shares) ** 2 / spread if spread else 1.0
     gap, count = float(np.mean(first) - np.mean(second)), len(first) + len(second)
-    return weigh_by_standard_error(gap, 0.0, math.sqrt(sum(shares)), freedom, say_standard_error(count, unit), count)
+    alike = 1 / math.comb(count, len(first))  # of all ways to deal the values to the kinds
+    return weigh_by_standard_error(
+        gap, 0.0, math.sqrt(sum(shares)), freedom, say_standard_error(count, unit), count, alike
+    )
 
 
 def weigh_lone_value(value: float, others: Sequence[float], unit: str) -> Evidence:
@@ -102,10 +123,9 @@ def weigh_lone_value(value: float, others: Sequence[float], unit: str) -> Eviden
     count = len(others)
     if count < FEWEST:
         return report_too_few(count, unit)
-    se = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / count)
-    return weigh_by_standard_error(
-        value - float(np.mean(others)), 0.0, se, count - 1, f"spread of {say_count(count, unit)}", count
-    )
+    se, how = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / count), f"spread of {say_count(count, unit)}"
+    alike = 1 / (count + 1)  # of all places among the others
+    return weigh_by_standard_error(value - float(np.mean(others)), 0.0, se, count - 1, how, count, alike)
 
 
 def negate_evidence(evidence: Evidence) -> Evidence:
@@ -113,15 +133,17 @@ def negate_evidence(evidence: Evidence) -> Evidence:
     return replace(evidence, above=evidence.below, below=evidence.above)
 
 
-def weigh_by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str) -> Evidence:
+def weigh_by_jackknife(
+    value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str, step: float = 0.0
+) -> Evidence:
     """Tests a statistic against the threshold, with the standard error of the jackknife over units.
 
-    left_out: the statistic without each of three or more units, NaN where it has no value.
+    left_out: the statistic without each of three or more units, NaN where it has no value. step: as in `weigh_mean`.
     """
     count = len(left_out)
     if count < FEWEST or not np.isfinite(left_out).all():
         return report_too_few(count, unit, max(FEWEST, count + 1))
-    se = float(np.std(left_out)) * math.sqrt(count - 1)
+    se = max(float(np.std(left_out)) * math.sqrt(count - 1), step / math.sqrt(12 * count))
     return weigh_by_standard_error(value, threshold, se, count - 1, say_standard_error(count, unit), count)
 
 

@@ -13,6 +13,7 @@ from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
     FEWEST,
+    find_rho_step,
     normalise_ranks,
     require_shared_trend,
     weigh_lone_value,
@@ -95,7 +96,8 @@ def localization_rises_with_depth(whole: ClaimMap) -> Weighed | Untestable:
     if not deep or any(len(set(score)) < 2 for score in deep):
         return Untestable(f"needs {FEWEST} trained models of {DEEP} blocks or more that differ in localization")
     rhos = [float(normalise_ranks(range(len(score))) @ normalise_ranks(score)) for score in deep]
-    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, 0.5, "model"), deep, 0.5))
+    over = weigh_mean(rhos, 0.5, "model", find_rho_step(min(map(len, deep))))
+    return Weighed(float(np.mean(rhos)), require_shared_trend(over, deep, 0.5))
 
 
 @claim(

@@ -13,6 +13,7 @@ from repsim_cli.findings.evidence import (
     DEEP,
     FEWEST,
     compare_outer_thirds,
+    find_rho_step,
     list_group_arrangements,
     log_of,
     normalise_ranks,
@@ -49,8 +50,9 @@ def falls_with_layer_distance(whole: ClaimMap, values: np.ndarray) -> Weighed | 
         float(normalise_ranks(_take_upper_cells(square)) @ normalise_ranks(_compute_layer_lags(len(square))))
         for square in squares
     ]
+    step = find_rho_step(min(len(_take_upper_cells(square)) for square in squares))
     evidence = require_shared_trend(
-        weigh_mean(rhos, -0.5, "model"), [_average_by_lag(square) for square in squares], -0.5
+        weigh_mean(rhos, -0.5, "model", step), [_average_by_lag(square) for square in squares], -0.5
     )
     return found.weigh(float(np.mean(rhos)), evidence)
 

@@ -240,6 +240,9 @@ def _say_universal_neurons(whole: Results) -> Iterator[Said]:
         beside = [] if rotated is None else [f"{_format_percent(rotated)} in rotated bases"]
         if len(shares) > 1 and fewest is not None:
             beside.append(f"fewest in {fewest}, {_format_percent(shares[fewest])}")
+        ends = [row.get("universal, low"), row.get("universal, high")]
+        between = " to ".join(_format_percent(end) for end in ends if end is not None)
+        beside = [*([f"95 % interval over neurons {between}"] if between else []), *beside]
         others = fewest if len(shares) == 1 else "the other models, in the mean over them"
         yield (
             model,

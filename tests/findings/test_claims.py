@@ -312,14 +312,14 @@ def test_stitches_of_three_pairs():
 
 def test_an_inner_sum_that_no_probe_tells_is_no_finding():
     claim = ALL["linear_probes_miss_inner_sums_in_model_e"]
-    seeds = ["e0", "e1", "e2"]
+    seeds = [f"e{i}" for i in range(5)]
     linear = {(m, c): e + 0.01 * i for i, m in enumerate(seeds) for c, e in (("c1", 0.97), ("c2", 0.92), ("c3", 0.0))}
     told = Probed(lowest=linear, mlp=dict.fromkeys(linear, 0.0), trained={END_TO_END: seeds})
     assert claim(told).verdict == HOLDS
     assert claim(replace(told, mlp=linear)).verdict == UNCLEAR
     beside = claim(replace(told, mlp={}))
     assert (beside.verdict, "without an MLP" in beside.why) == (UNCLEAR, True)
-    assert claim(replace(told, lowest=dict.fromkeys(linear, 0.0), mlp={})).verdict == FAILS
+    assert claim(replace(told, lowest={x: 0.001 * i for i, x in enumerate(linear)}, mlp={})).verdict == FAILS
     assert (
         claim(replace(told, trained={END_TO_END: seeds[:1]})).why
         == "needs 3 seeds with a value, got 1 seed, and MLPs with a mean error of 0"

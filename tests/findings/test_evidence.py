@@ -65,12 +65,27 @@ def test_errors_and_chance():
     assert (
         weigh_by_standard_error(1.0, 0.0, 0.0, 3, "", 4).above,
         weigh_by_standard_error(0.0, 0.0, 0.0, 3, "", 4).above,
-    ) == (0.0, 0.5)
+    ) == (1 / 16, 0.5)
     assert weigh_by_sign_test(5, 5, "seed").above == weigh_by_sign_test(5, 5, "seed").smallest == 1 / 32
     assert weigh_by_jackknife(1.0, 0.0, [1.0, 1.0, float("nan")], "model").needs == "4 models"
     assert [len(each) for each in list_permutations([2, 3])[0]] == [12, 12]
     assert list_permutations([7, 6])[1] == "2,000 drawn"
     assert compare_outer_thirds(np.array([3.0, 2, 1, 0, 0, 0])) == 2.5
+
+
+def test_units_that_do_not_differ_tell_by_their_number():
+    """An error of 0 is none: three that are all there are on one side by chance in one of eight cases."""
+    three, five = (weigh_mean([0.2] * count, 0.0, "seed") for count in (3, 5))
+    assert (three.above, five.above, five.below) == (1 / 8, 1 / 32, 1 - 1 / 32)
+    assert "which do not differ: by their number alone" in three.how
+    assert weigh_mean([0.0] * 5, 0.0, "seed").above == 0.5
+    assert weigh_by_jackknife(0.2, 0.0, [0.2] * 4, "model").above == 1 / 16
+    assert weigh_mean_difference([1.0] * 3, [0.0] * 3, "seed").above == 1 / 20  # of 20 ways to deal them
+    assert weigh_lone_value(1.0, [0.0] * 4, "model").above == 1 / 5
+    known = weigh_mean([1.0] * 3, 0.5, "model", evidence.find_rho_step(8))  # correlations of ranks have steps
+    assert 0 < known.above < 0.01
+    varied = weigh_mean([1.0, 1.0, 1 - evidence.find_rho_step(8)], 0.5, "model", evidence.find_rho_step(8))
+    assert known.above < varied.above < 0.01
 
 
 def test_a_rank_correlation_against_a_true_one():

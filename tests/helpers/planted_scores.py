@@ -27,18 +27,18 @@ def shapes(ratio):
     return {"m": Facts(family="gpt_neox", width=2560, head_width=round(1000 * ratio), **more), **others}
 
 
-# probes of three seeds with 700 rows held out; errors of rows
+# probes of five seeds with 700 rows held out; errors of rows
 
 
 def probed(training, linear, mlp) -> Make:
-    """linear, mlp: by sign, the true errors of c1, c2 and c3, of three seeds."""
+    """linear, mlp: by sign, the true errors of c1, c2 and c3, of five seeds."""
 
     def made(sign, rng):
         def drawn(errors):
             return {(f"m{seed}", f"c{i}"): rng.binomial(700, e) / 700
-                    for seed in range(3) for i, e in enumerate(errors[sign], 1)}  # fmt: skip
+                    for seed in range(5) for i, e in enumerate(errors[sign], 1)}  # fmt: skip
 
-        return (Probed(lowest=drawn(linear), mlp=drawn(mlp), trained={training: ["m0", "m1", "m2"]}),)
+        return (Probed(lowest=drawn(linear), mlp=drawn(mlp), trained={training: [f"m{i}" for i in range(5)]}),)
 
     return made
 

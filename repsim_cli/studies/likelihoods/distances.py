@@ -1,17 +1,22 @@
 """Computes distances of models from the log-likelihoods that they give to the same texts, without torch."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from repsim_cli.findings.student import find_t_quantile
+
+ROUNDING = 1e-12  # of a distance, below which it is none without a document
 LIKELIHOODS, OF_MODELS = "log_likelihoods", "likelihoods of models"
 COLUMNS = ["model", "nats per text", "se", "nats per word", "texts", "words"]
 
 
 class LikelihoodDistances(NamedTuple):
     """Half the variance over texts of the difference of two models' log-likelihoods, nats, with standard errors over
-    documents."""
+    documents. A variance of few documents is far from normal, its logarithm is less: errors are those of the logarithm,
+    times the distance (`find_likelihood_interval`)."""
 
     values: Float[np.ndarray, "m m"]
     se: Float[np.ndarray, "m m"]
@@ -20,7 +25,8 @@ class LikelihoodDistances(NamedTuple):
 def compute_likelihood_distances(
     logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]
 ) -> LikelihoodDistances:
-    """Computes the distances of models. logs: of each model, of each text. documents: of the texts.
+    """Computes the distances of models, with errors from leaving out each document. logs: of each model, of each text.
+    documents: of the texts.
 
     Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is the KL divergence of
     the distributions over texts where these are close (Oyama et al. 2025).
@@ -30,16 +36,31 @@ def compute_likelihood_distances(
     """
     n, groups = logs.shape[1], np.unique(documents, return_inverse=True)[1]
     count = groups.max() + 1
-    sums = np.zeros((count, n))
-    sums[groups, np.arange(n)] = 1
+    of_document = np.zeros((n, count))
+    of_document[np.arange(n), groups] = 1
+    left = n - of_document.sum(0)
     values, errors = np.zeros((2, len(logs), len(logs)))
     for a, row in enumerate(logs):
         apart = row - logs
-        squares = np.square(apart - apart.mean(1, keepdims=True))
-        values[a] = squares.sum(1) / (n - 1) / 2
-        by_document = (squares / 2 - values[a][:, None]) @ sums.T
-        errors[a] = np.sqrt(np.square(by_document).sum(1) * count / max(count - 1, 1)) / n
+        apart = apart - apart.mean(1, keepdims=True)
+        sums, squares = apart @ of_document, np.square(apart) @ of_document
+        whole = squares.sum(1)
+        values[a] = whole / (n - 1) / 2
+        if left.min() > 1:
+            without = (whole[:, None] - squares - np.square(sums) / left) / (left - 1) / 2
+            known = without.min(1) > ROUNDING * values[a]
+            # of models that differ on one document alone, the variance itself
+            left_out = np.where(known[:, None], np.log(np.where(known[:, None], without, 1.0)), without)
+            errors[a] = np.where(known, values[a], 1.0) * np.sqrt((count - 1) * left_out.var(1))
     return LikelihoodDistances(values, errors)
+
+
+def find_likelihood_interval(value: float, se: float, documents: int, level: float) -> tuple[float, float]:
+    """Finds the t interval of a distance from that of its logarithm."""
+    if not value > 0:
+        return value, value
+    factor = math.exp(find_t_quantile((1 - level) / 2, documents - 1) * se / value)
+    return value / factor, value * factor
 
 
 def centre_twice(logs: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.plain import say_count
 from repsim_cli.figures.frame import choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
@@ -15,10 +16,11 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.extremes import say_ends
 from repsim_cli.runs.content import NEAREST, Table
-from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, place_models
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, find_likelihood_interval, place_models
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
+FEWEST = 5  # documents of an interval
 NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
 
 
@@ -35,15 +37,27 @@ def sentences(run: Finished) -> Iterator[list[str]]:
     labels, values, errors = matrix.rows.layers, run.array(matrix.values), run.array(matrix.se)
     pairs = list(combinations(range(len(labels)), 2))
 
+    documents = run.results.about.get("documents")
+
     def say(place: int) -> str:
-        value, error = values[pairs[place]], errors[pairs[place]]
-        how = ", the same to the bit" if not value else "" if value < NEAR else ", a distance and no KL divergence"
-        return f"{value:.3g} nats per text (se {error:.2g}, {matrix.n:,} texts){how}"
+        value, error = float(values[pairs[place]]), float(errors[pairs[place]])
+        if not value:
+            return f"0 nats per text ({matrix.n:,} texts), the same to the bit"
+        how = "" if value < NEAR else ", a distance and no KL divergence"
+        about = f"se {error:.2g}" if documents is None else say_interval(value, error, documents, run.level)
+        return f"{value:.3g} nats per text ({about}, {matrix.n:,} texts){how}"
 
     names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
-    documents = run.results.about.get("documents")
     freedom = None if documents is None else documents - 1
     yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], freedom, say)
+
+
+def say_interval(value: float, error: float, documents: int, level: float) -> str:
+    """Says the interval of a distance, or that too few documents have none."""
+    if documents < FEWEST:
+        return f"no interval from {say_count(documents, 'document')}"
+    low, high = find_likelihood_interval(value, error, documents, level)
+    return f"{100 * level:g} % interval {low:.2g} to {high:.2g} over {documents} documents"
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

@@ -11,6 +11,7 @@ from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     FEWEST,
+    find_rho_step,
     log_of,
     normalise_ranks,
     weigh_against_null,
@@ -120,7 +121,8 @@ def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
     # each model is in one pair
     both = zip(*(models.apart[training] for training in trainings), strict=True)
     rhos = [float(normalise_ranks(_take_pair_distances(x)) @ normalise_ranks(_take_pair_distances(y))) for x, y in both]
-    return Weighed(float(np.mean(rhos)), weigh_mean(rhos, 0.5, "pair of models"))
+    step = find_rho_step(len(models.names[BY_BLOCK]))
+    return Weighed(float(np.mean(rhos)), weigh_mean(rhos, 0.5, "pair of models", step))
 
 
 def _correlate_order(values: Square) -> float:

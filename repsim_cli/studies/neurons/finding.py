@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
+from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
 from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures
 from repsim_cli.figures.panels import list_models, set_headline
@@ -18,8 +19,9 @@ from repsim_cli.findings.evidence import weigh_by_jackknife
 from repsim_cli.runs.content import COUNTERPARTS, Axis, Curve, Matrix, Table
 
 SHARE, EXCESS = "share of universal neurons", "mean excess correlation"
+LOW, HIGH = "universal, low", "universal, high"  # 95 % interval over neurons
 MODELS = ["model", "neurons", "constant", "others", "mean correlation", "mean in rotated bases", EXCESS, "universal",
-          "universal in rotated bases"]  # fmt: skip
+          "universal in rotated bases", LOW, HIGH]  # fmt: skip
 PAIRS = ["model", "other", "mean correlation", "mean in rotated bases", EXCESS, "above the threshold"]
 NEURONS = ["model", "layer", "neuron", "excess", "counterparts"]
 PAPER = "Gurnee et al. 2024, section 4.1"
@@ -110,11 +112,14 @@ def neurons_match_better_than_rotated_bases(excesses: Excesses) -> Weighed | Unt
 @claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, unit="model")
 def one_percent_of_neurons_are_universal(excesses: Excesses) -> Weighed | Untestable:
     """One to five percent of neurons are universal."""
-    return _average_over_models(excesses, 0.01, lambda others: float((np.mean(others, axis=0) > PUBLISHED).mean()))
+    step = max((1 / len(x) for others in excesses.values() for x in others.values()), default=0.0)
+    return _average_over_models(
+        excesses, 0.01, lambda others: float((np.mean(others, axis=0) > PUBLISHED).mean()), step
+    )
 
 
 def _average_over_models(
-    excesses: Excesses, threshold: float, of: Callable[[list[np.ndarray]], float]
+    excesses: Excesses, threshold: float, of: Callable[[list[np.ndarray]], float], step: float = 0.0
 ) -> Weighed | Untestable:
     """The mean over models of what their neurons have in the others; models are left out, for pairs share them."""
 
@@ -126,7 +131,7 @@ def _average_over_models(
         ]
         return float(np.mean([of(others) for others in kept])) if kept and all(kept) else float("nan")
 
-    return Weighed(mean(), weigh_by_jackknife(mean(), threshold, [mean(model) for model in excesses], "model"))
+    return Weighed(mean(), weigh_by_jackknife(mean(), threshold, [mean(model) for model in excesses], "model", step))
 
 
 # ---- figures ----
@@ -199,7 +204,8 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
         about = matrices[0].about
         models.append(
             [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
-             float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
+             float(neurons.excess.mean()), float(above.mean()), float(controls.mean()),
+             *compute_wilson_interval(above.astype(float), np.arange(len(above)))]
         )  # fmt: skip
         if model not in run.untrained:
             beside = zip(matrices, neurons.excess, strict=True)

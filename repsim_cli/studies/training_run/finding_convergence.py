@@ -17,6 +17,7 @@ from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
     FEWEST,
+    find_rho_step,
     normalise,
     normalise_ranks,
     require_shared_trend,
@@ -97,7 +98,8 @@ def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untesta
         return Untestable(f"needs {FEWEST} models of {DEEP} layers that differ in similarity")
     means = [np.mean(scaled, axis=0) for scaled in by_model.values()]
     rhos = [float(normalise_ranks(each) @ normalise_ranks(range(len(each)))) for each in means]
-    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, 0.0, "model"), means))
+    over = weigh_mean(rhos, 0.0, "model", find_rho_step(min(map(len, means))))
+    return Weighed(float(np.mean(rhos)), require_shared_trend(over, means))
 
 
 # ---- figures ----

@@ -15,7 +15,15 @@ from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, normalise, normalise_ranks, require_shared_trend, weigh_mean
+from repsim_cli.findings.evidence import (
+    DEEP,
+    FEWEST,
+    find_rho_step,
+    normalise,
+    normalise_ranks,
+    require_shared_trend,
+    weigh_mean,
+)
 from repsim_cli.runs.content import Table
 
 TABLE = "distance and metrics"
@@ -44,7 +52,8 @@ def _correlate_with_distance(courses: Courses, quantity: str, threshold: float) 
         return Untestable(f"needs {FEWEST} models of {DEEP} checkpoints with different values of {quantity}")
     rhos = [float(normalise_ranks(x) @ normalise_ranks(y)) for x, y in sides]
     curves = [normalise(y)[x.argsort(kind="stable")] for x, y in sides]
-    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, threshold, "model"), curves, threshold))
+    over = weigh_mean(rhos, threshold, "model", find_rho_step(min(map(len, curves))))
+    return Weighed(float(np.mean(rhos)), require_shared_trend(over, curves, threshold))
 
 
 OVER = "mean over models of Spearman's rho over checkpoints between the mean distance of layers and"

@@ -18,8 +18,10 @@ from repsim_cli.studies.likelihoods.distances import (
     LIKELIHOODS,
     centre_twice,
     compute_likelihood_distances,
+    find_likelihood_interval,
     place_models,
 )
+from repsim_cli.studies.likelihoods.finding import say_interval
 from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, mark_scored
 
 TINY_A = ASSETS / "models" / "tiny_a"
@@ -96,6 +98,32 @@ def test_errors_are_the_spread_over_draws_of_documents():
     assert np.mean(naive) < 0.7 * np.std(values)
 
 
+def cover_distances(rng, documents, texts, draws):
+    """How often the interval holds the true distance 0.5, half of the variance between documents."""
+    held, of = 0, np.repeat(np.arange(documents), texts)
+    for _ in range(draws):
+        differences = 0.5**0.5 * (rng.normal(size=documents)[of] + rng.normal(size=len(of)))
+        found = compute_likelihood_distances(np.stack([differences, np.zeros(len(of))]), of)
+        low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], documents, 0.95)
+        held += low <= 0.5 <= high
+    return held / draws
+
+
+@pytest.mark.parametrize(("documents", "texts"), [(6, 4), (10, 2), (25, 3)])
+def test_intervals_hold_the_distance_from_few_documents_on(documents, texts):
+    """1.96 errors of the distance itself, which is far from normal, hold it in fewer."""
+    assert cover_distances(np.random.default_rng(3), documents, texts, 300) >= 0.86
+
+
+def test_models_that_differ_on_one_document_have_a_wide_error():
+    logs = np.zeros((2, 24))
+    logs[0, :4] = [1.0, -1.0, 2.0, -2.0]
+    found = compute_likelihood_distances(logs, np.repeat(np.arange(6), 4))
+    assert found.se[0, 1] == pytest.approx(found.values[0, 1], rel=0.2)
+    assert say_interval(0.5, 0.2, 4, 0.95) == "no interval from 4 documents"
+    assert say_interval(0.5, 0.1, 12, 0.95) == "95 % interval 0.32 to 0.78 over 12 documents"
+
+
 def test_two_axes_keep_distances_that_lie_in_a_plane():
     draw = np.random.default_rng(0)
     logs = draw.normal(size=(5, 2)) @ draw.normal(size=(2, 80)) + draw.normal(size=80)
@@ -144,7 +172,7 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     values = reader.read_array(newest(), measured.matrices[0].values)
     assert values[0, 1] == 0
     assert 0 < values[0, 2] < values[0, 3]
-    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: 0 nats per text (se 0, ")
+    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: 0 nats per text (")
     assert found.tables[NEAREST].rows[0][1].endswith("texts), the same to the bit")
 
 

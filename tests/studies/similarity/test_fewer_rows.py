@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
@@ -63,6 +64,8 @@ def test_values_are_those_of_the_samples(repsim, newest, stored):
         assert change["change"] == pytest.approx(found[-1]["value"] - found[-2]["value"])
         assert change["fewer rows"] == 260
         assert change["change"] < 0  # both fall with more rows
+        wide = scipy.stats.t.ppf(0.975, DRAWS - 1) * change["se of the change"]
+        assert [change["low"], change["high"]] == pytest.approx([change["change"] - wide, change["change"] + wide])
         assert (folder / "figures" / f"fewer-rows-{name}.png").is_file()
 
 
