@@ -16,6 +16,7 @@ from repsim_cli.base import registry
 from repsim_cli.engine.curves import make_curve as curve_of
 from repsim_cli.findings.boundaries import ModelBlocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, Claim, find_claims
+from repsim_cli.findings.distances import GroupDistances
 from repsim_cli.findings.groups import Depths
 from repsim_cli.findings.layer_maps import ClaimMap
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
@@ -227,6 +228,19 @@ def groups(models: int, effect: float, sd: float = 0.0, early: float = 0.0, leve
     return made
 
 
+def scattered(models: int, spread: float, shift: float, larger: int = 0) -> Make:
+    """Distances between models of two groups: of one centre unless there is a shift, the second spread as much more."""
+
+    def made(rng: Rng) -> tuple:
+        labels = {"one": [f"a{i}" for i in range(models)], "two": [f"b{i}" for i in range(models + larger)]}
+        second = np.arange(2 * models + larger) >= models
+        places = rng.normal(size=(len(second), 8)) * np.where(second, spread, 1.0)[:, None]
+        places[second, 0] += shift
+        return (GroupDistances(labels, np.linalg.norm(places[:, None] - places, axis=-1)),)
+
+    return made
+
+
 def seeds(count: int, hans: float) -> Make:
     """Accuracies whose standard deviation is 0.01, and on HANS `hans`."""
 
@@ -363,6 +377,11 @@ def of_units() -> list[Promise]:
         found += level("groups_differ_late", f"4 + 4 models, log sd {sd}", groups(4, 0.0, sd))
         found += level("one_code_serves_other_models", f"4 models, log sd {sd}", pairs_of(4, 0.0, sd))
     found += level("one_code_serves_other_models", "3 models", pairs_of(3, 0.0))
+    apart = "between_group_distances_are_larger"
+    for count, larger, spread in ((4, 0, 3.0), (5, 0, 2.0), (4, 4, 3.0), (8, -4, 3.0)):
+        setting = f"{count} + {count + larger} models of one centre, the others spread {spread:g} times as much"
+        found += level(apart, setting, scattered(count, spread, 0.0, larger), (HOLDS,))
+    found.append(power(apart, "5 + 5 models of one spread, apart by 4 of it", scattered(5, 1.0, 4.0)))
     found += level("groups_alike_early", "5 + 5 models, a quarter of the late gap", groups(5, 1.0, 0.0, 0.25))
     found += level("early_layers_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))
     found += level("within_groups_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))

@@ -13,6 +13,7 @@ from repsim_cli.engine import significance
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.findings.groups import Depths, curves
 from repsim_cli.studies.grounding.finding_resi import correlate_with_interval
+from repsim_cli.studies.likelihoods.distances import compute_likelihood_distances, find_likelihood_interval
 from repsim_cli.studies.universality import rule
 
 ALPHA, LEVEL = 0.05, 0.95
@@ -185,6 +186,14 @@ def jackknife_means() -> list[Promise]:
     ]
 
 
+def likely(rng: np.random.Generator, documents: int, texts: int) -> float:
+    """Says whether the interval of a distance by likelihoods holds the true one, 0.5."""
+    differences = rng.normal(size=documents * texts)
+    found = compute_likelihood_distances(np.stack([differences, 0 * differences]), np.arange(len(differences)) // texts)
+    low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], documents, LEVEL)
+    return float(low <= 0.5 <= high)
+
+
 def correlated(rng: np.random.Generator, count: int, correlation: float) -> float:
     x, noise = rng.normal(size=(2, count))
     _, low, high = correlate_with_interval(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, LEVEL)
@@ -201,6 +210,11 @@ PROMISES: list[Promise] = [
     ),
     *bands(),
     *jackknife_means(),
+    *(
+        Promise("interval of a distance by likelihoods", f"{documents} documents of {texts} texts", "cover", LEVEL, 2000,
+                partial(likely, documents=documents, texts=texts))
+        for documents, texts in ((6, 4), (10, 1), (40, 5))
+    ),
     *(
         Promise("interval of Spearman's rho over measures", f"{count} measures, r {r:g}", "cover", LEVEL, 2000,
                 partial(correlated, count=count, correlation=r))

@@ -28,7 +28,7 @@ from repsim_cli.engine.pairs import (
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, compute_defined_values
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds
+from repsim_cli.measures.base import MeasureWarning, attribute_warnings, clamp_to_bounds
 from repsim_cli.measures.kernels import Documents
 
 
@@ -240,7 +240,8 @@ def _observe(
     observed: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
-        more = {**prepared.details, **statistics(measure, prepared, values)}
+        with attribute_warnings([label]):
+            more = {**prepared.details, **statistics(measure, prepared, values)}
         observed.update({(label, key): value for key, value in more.items()})
 
     values = compute_all_pairs(measures, representations, names, observe=observe, **given)

@@ -2,6 +2,7 @@
 layers of the same rows."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from repsim_cli.engine.pairs import Prepared, PreparedProducts
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import is_cosine
+from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Matrix, compute_matrix_tile
 
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
 NEIGHBOURS = (
     1.5  # times the scatter by own rows: 1.3 to 1.7 times in simulations of 180 to 600 rows, 30 to 180 documents
 )
+FEW = 0.25  # of the documents: where fewer would say as much of a layer, errors are warned of
 MOST = 10_000  # rows, whose cells are computed once more
 LAYERS = 4  # whose values say how far all scatter
 SCATTER = "scatter"  # the name of that
@@ -34,16 +36,42 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
     n - 1 degrees of freedom. It says nothing of how far the value is from that of infinitely many on average: with few
     clusters values of CKA are too large. `docs/significance.md` has what such intervals cover.
     """
-    influence = compute_influence(prepared, values, clusters)
+    shares = compute_document_shares(prepared, clusters)
+    warn_of_few(shares.diagonal(dim1=1, dim2=2) / prepared.norms.cpu(), clusters)
+    influence = convert_to_influence(shares, prepared, values)
     count = len(influence)
     few = count / (count - 1) if count > 1 else math.nan
     return (few * influence.square().sum(0)).sqrt()
+
+
+def warn_of_few(shares: Float[Tensor, "clusters r"], clusters: np.ndarray) -> None:
+    """Warns where few documents make most of a layer: then other documents may give another value, and the error of
+    these does not know it. shares: of the squared norm of every layer."""
+    sums = shares.sum(0)
+    alike = sums.square() / shares.square().sum(0)  # as many as would say as much, were all alike (Kish)
+    count = len(shares)
+    few = alike[(alike < FEW * count) & (sums > 0)]
+    if len(few) and count > 2:
+        warnings.warn(
+            MeasureWarning(
+                f"few documents make most of {len(few)} of {len(alike)} layers: as much as "
+                f"{float(few.min()):.1f} of {count} that are alike; standard errors are too small, and intervals hold "
+                "the value of other documents too seldom; take more documents, leave out those with the largest "
+                "norms, or compare remedies by analyses.robustness={}"
+            ),
+            stacklevel=2,
+        )
 
 
 def compute_influence(
     prepared: PreparedProducts, values: Matrix, clusters: np.ndarray
 ) -> Float[Tensor, "clusters r r"]:
     """Computes the influence of clusters on normalised inner products, as `jackknife` has it; of at most GROUPS."""
+    return convert_to_influence(compute_document_shares(prepared, clusters), prepared, values)
+
+
+def compute_document_shares(prepared: PreparedProducts, clusters: np.ndarray) -> Float[Tensor, "clusters r r"]:
+    """Computes the part that the rows of each cluster have in the inner products of layers; of at most GROUPS."""
     kernel, n = prepared.measure.row, prepared.rows
     states = prepared.states[kernel]
     _, ids = np.unique(clusters, return_inverse=True)
@@ -59,6 +87,13 @@ def compute_influence(
             block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
+    return shares
+
+
+def convert_to_influence(
+    shares: Float[Tensor, "clusters r r"], prepared: PreparedProducts, values: Matrix
+) -> Float[Tensor, "clusters r r"]:
+    """Converts parts of inner products to the influence on the ratio, by the chain rule."""
     squares = prepared.norms.cpu()
     relative = shares.diagonal(dim1=1, dim2=2) / squares
     norms = squares.sqrt()[:, None] * squares.sqrt()

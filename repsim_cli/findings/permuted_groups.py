@@ -1,7 +1,7 @@
 """Groups of models against all other ways to group them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,7 +19,8 @@ def number_groups(groups: Members) -> Int[np.ndarray, " m"]:
 class Permuted:
     """A statistic of the groups. p: the share of the arrangements of their labels whose statistic is as large.
     opposite_p: of those whose statistic is as small. exact: whether all arrangements were enumerated. models: that are
-    grouped."""
+    grouped. wide: the group whose own models are as far apart as models of two groups, if there is one: groups that
+    differ in nothing but how far their models scatter have a small p, too."""
 
     value: float
     p: float
@@ -27,11 +28,15 @@ class Permuted:
     arrangements: int
     exact: bool
     models: int
+    wide: str = ""
 
     @property
     def evidence(self) -> Evidence:
         how = f"{self.arrangements:,} {'' if self.exact else 'drawn '}groupings of the models"
-        return Evidence(self.p, self.opposite_p, how, units=self.models)
+        if not self.wide:
+            return Evidence(self.p, self.opposite_p, how, units=self.models)
+        how += f", and models of '{self.wide}' are as far apart as models of two groups: spread alone may tell them"
+        return Evidence(1.0, self.opposite_p, how, units=self.models)
 
 
 def permute_groups(statistics: Float[np.ndarray, " k"], value: float, exact: bool, models: int) -> Permuted:
@@ -63,13 +68,34 @@ def compute_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: 
 
     Pairs within count alike whichever group they are of: the larger group has more of them.
     """
-    labels, exact = list_group_arrangements(number_groups(groups), seed)
-    return permute_groups(
+    numbers = number_groups(groups)
+    labels, exact = list_group_arrangements(numbers, seed)
+    found = permute_groups(
         compute_labelling_separations(values, labels),
-        float(compute_labelling_separations(values, number_groups(groups)[None])[0]),
+        float(compute_labelling_separations(values, numbers[None])[0]),
         exact,
         len(values),
     )
+    return replace(found, wide=find_wide_group(values, groups))
+
+
+def find_wide_group(values: Float[np.ndarray, "m m"], groups: Members) -> str:
+    """Finds the group whose models are farthest apart, where they are as far as models of two groups; else empty.
+
+    >>> square = np.abs(np.subtract.outer([0.0, 0.1, -9.0, 9.0], [0.0, 0.1, -9.0, 9.0]))
+    >>> find_wide_group(square, {"narrow": ["a", "b"], "wide": ["c", "d"]})
+    'wide'
+    """
+    numbers = number_groups(groups)
+    a, b = np.triu_indices(len(values), k=1)
+    pairs, same = values[a, b], numbers[a] == numbers[b]
+    within = {
+        name: float(pairs[same & (numbers[a] == number)].mean())
+        for number, (name, members) in enumerate(groups.items())
+        if len(members) > 1
+    }
+    widest = max(within, key=lambda name: within[name], default="")
+    return widest if within and within[widest] >= pairs[~same].mean() else ""
 
 
 def find_smallest_p(groups: Members) -> float:

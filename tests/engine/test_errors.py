@@ -1,5 +1,7 @@
 """Standard errors and bands against what they claim: the bootstrap, coverage."""
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -9,6 +11,7 @@ from helpers.unrelated import prepared
 from repsim_cli import measures
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import significance as judging
+from repsim_cli.measures.base import MeasureWarning
 
 
 def test_jackknife_against_the_bootstrap_and_its_coverage():
@@ -93,6 +96,32 @@ def test_jackknife_of_few_documents_covers_the_mean_of_as_many(documents):
     half = scipy.stats.t.ppf(0.975, documents - 1) * np.array(errors)
     inside = np.mean(np.abs(np.array(values) - np.mean(values)) <= half)
     assert inside == pytest.approx(0.95, abs=3.5 * (0.95 * 0.05 / 400) ** 0.5)
+
+
+def draw_documents(rng, kind, documents=24, rows=6):
+    """Two related layers of documents with effects of their own, and which document each row is of."""
+    counts = rng.integers(3, 20, documents) if kind == "uneven" else np.full(documents, rows)
+    of = np.repeat(np.arange(documents), counts)
+    scale = rng.pareto(1.5, documents) + 1 if kind == "heavy" else np.ones(documents)
+    x, noise = (
+        scale[of, None] * (rng.normal(size=(documents, 8))[of] + rng.normal(size=(len(of), 8))) for _ in range(2)
+    )
+    if kind == "rare":  # a massive feature in four rows
+        x[rng.choice(len(of), 4, replace=False), 3] += 100
+    return [torch.from_numpy(x), torch.from_numpy(0.6 * x + 0.8 * noise)], of
+
+
+@pytest.mark.parametrize(("kind", "warned"), [("plain", 0), ("uneven", 0), ("heavy", 1), ("rare", 1)])
+def test_errors_that_few_documents_make_are_warned_of(kind, warned):
+    """Where intervals hold the value of other documents too seldom, and not elsewhere."""
+    told = 0
+    for seed in range(40):
+        sides, of = draw_documents(np.random.default_rng(seed), kind)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", MeasureWarning)
+            judging.jackknife(*prepared("cka_unbiased", sides), of)
+        told += any("few documents make most of" in str(each.message) for each in caught)
+    assert (told >= 30) if warned else (told <= 1)
 
 
 def test_one_document_has_no_standard_error():

@@ -300,8 +300,8 @@ def test_stitches_of_three_pairs():
     kinds = {f"{kind}{depth}": f"{kind}_ln, {depth} blocks" for kind in ("gelu", "solu") for depth in (1, 2, 3)}
     records = [
         {"head": f"{kind}{n}", "tail": f"{kind}{n}", "head layer": f"resid_post@{k}", "tail layer": f"resid_post@{k}",
-         "penalty": level + 0.01 * n}
-        for kind, level in (("gelu", 0.3), ("solu", 0.1)) for n in (1, 2, 3) for k in range(n)
+         "penalty": level + slope * n}
+        for kind, level, slope in (("gelu", 0.3, 0.01), ("solu", 0.12, 0.0)) for n in (1, 2, 3) for k in range(n)
     ]  # fmt: skip
     claim = ALL["solu_stitches_better_to_itself"]
     found = claim(records, kinds)

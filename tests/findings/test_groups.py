@@ -555,3 +555,25 @@ def test_groups_that_are_given_replace_those_of_an_experiment(repsim):
     assert code == 0, err
     assert "tiny_nli_3" in out
     assert "generalizing" not in out
+
+
+def test_groups_that_differ_in_spread_alone_are_not_told_apart():
+    """Models of one centre, of which those of one group scatter three times as far; and groups that lie apart."""
+    held = {0.0: 0, 6.0: 0}
+    for shift in held:
+        for rng in np.random.default_rng(4).spawn(20):
+            places = rng.normal(size=(10, 8)) * np.repeat([1.0, 3.0 if not shift else 1.0], 5)[:, None]
+            places[5:, 0] += shift
+            apart = np.linalg.norm(places[:, None] - places, axis=-1)
+            found = compute_separation(apart, {"near": list("abcde"), "far": list("vwxyz")}, 0)
+            held[shift] += found.value > 0 and found.evidence.above <= 0.05
+            assert shift or found.wide == "far"
+    assert held[0.0] <= 1 < 18 <= held[6.0]
+    assert (
+        "'far' are as far apart as models of two groups"
+        in compute_separation(
+            np.abs(np.subtract.outer([0, 0.1, 0.2, -9, 0, 9], [0, 0.1, 0.2, -9, 0, 9.0])),
+            {"near": list("abc"), "far": list("xyz")},
+            0,
+        ).evidence.how
+    )

@@ -230,7 +230,7 @@ def test_claims():
         "mlp_classification": {**found_all, ("whole", "c1"): 0.0, ("whole", "c2"): 0.04, ("whole", "c3"): 0.0},
     }
     lowest = {
-        probe: {(f"{model}{seed}", c): e * (1 + 0.01 * seed) for (model, c), e in of.items() for seed in (-1, 0, 1)}
+        probe: {(f"{model}{seed}", c): e * (1 + 0.01 * seed) for (model, c), e in of.items() for seed in range(-1, 4)}
         for probe, of in lowest.items()
     }
     claims = find_claims(
@@ -239,7 +239,7 @@ def test_claims():
             "linear_probes_find_the_last_sum_in_model_e", "mlp_probes_find_all_sums_in_model_e",
         ]
     )  # fmt: skip
-    trained = {BY_BLOCK: ["layers-1", "layers0", "layers1"], END_TO_END: ["whole-1", "whole0", "whole1"]}
+    trained = {BY_BLOCK: [f"layers{seed}" for seed in range(-1, 4)], END_TO_END: ["whole-1", "whole0", "whole1"]}
     found = {each.name: each for each in judge_claims(claims, lowest, trained)}
     assert {name: (each.verdict, round(each.value or 0.0, 9), each.measure) for name, each in found.items()} == {
         "linear_probes_find_all_sums_in_model_l": ("holds", 0.0, "linear_regression"),
