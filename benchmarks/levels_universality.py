@@ -211,8 +211,8 @@ PROMISES: list[Promise] = [
     *bands(),
     *jackknife_means(),
     *(
-        Promise("interval of a distance by likelihoods", f"{documents} documents of {texts} texts", "cover", LEVEL, 2000,
-                partial(likely, documents=documents, texts=texts))
+        Promise("interval of a distance by likelihoods", f"{documents} documents of {texts} texts", "cover", LEVEL,
+                2000, partial(likely, documents=documents, texts=texts))
         for documents, texts in ((6, 4), (10, 1), (40, 5))
     ),
     *(
