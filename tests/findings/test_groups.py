@@ -240,6 +240,7 @@ def test_planted_groups_are_found():
             "arrangements": 252,
             "exact": True,
             "models": 10,
+            "wide": "",
         }
     assert list(found.clusters) == ["hierarchical", "spectral"]
     assert build_linkage_tree(found.values).shape == (9, 4)
