@@ -113,7 +113,7 @@ def draw_documents(rng, kind, documents=24, rows=6):
 
 @pytest.mark.parametrize(("kind", "warned"), [("plain", 0), ("uneven", 0), ("heavy", 1), ("rare", 1)])
 def test_errors_that_few_documents_make_are_warned_of(kind, warned):
-    """Where intervals hold the value of other documents too seldom, and not elsewhere."""
+    """Intervals hold the value of other documents too seldom where a warning says so."""
     told = 0
     for seed in range(40):
         sides, of = draw_documents(np.random.default_rng(seed), kind)
