@@ -14,11 +14,8 @@ import pytest
 import torch
 import yaml
 from helpers.nights import nightly
-from helpers.recorded import recorded
 from helpers.timers import set_timers
 
-from repsim_cli.base.errors import RunFailed
-from repsim_cli.config.compose import convert_launcher_errors
 from repsim_cli.runs import folders, reader, results
 
 SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
@@ -284,18 +281,6 @@ def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
         assert all(seconds >= 0 for seconds in manifest["timings"].values())
 
 
-def test_damaged_manifests_hide_no_other_run(repsim, newest, tmp_path):
-    assert repsim("run", "-q", *SMALL)[0] == 0
-    good = newest()
-    damaged = tmp_path / "outputs" / "2026-01-01" / "damaged"
-    damaged.mkdir(parents=True)
-    (damaged / "manifest.json").write_text("{")
-    code, out, err = repsim("show", "latest")
-    assert code == 0
-    assert str(good) in out
-    assert "damaged/manifest.json: cannot be read" in err
-
-
 def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
     """An injected out-of-memory error: the run goes on with half the batch, says so, and gives the same numbers."""
     from repsim_cli.activations.rows import Forward
@@ -350,128 +335,11 @@ def test_devices_in_turn_and_by_name():
         assign_devices(Hardware(devices=["cuda:9"]), ["b"])
 
 
-def test_compare(repsim, newest, tmp_path):
-    assert repsim("run", "-q", *SMALL, "name=one")[0] == 0
-    one = newest()
-    assert repsim("run", "-q", *SMALL, "name=two", "seed=1", "model=[tiny_b,tiny_a,tiny_a_step100]")[0] == 0
-    code, out, _ = repsim("diff", "one", "two", "--output", tmp_path / "cmp")
-    assert code == 0
-    assert "not compared: cka_unbiased: tiny_a x tiny_a_step100 only in" in out
-    record = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
-    assert [(d["rows"], d["columns"]) for d in record["differences"]] == [
-        ("tiny_a", "tiny_a"),
-        ("tiny_a", "tiny_b"),
-        ("tiny_b", "tiny_b"),
-    ]
-
-    def matrix(folder, rows, columns):
-        for m in recorded(folder)["measures"][0]["matrices"]:
-            if (m["rows"]["model"], m["columns"]["model"]) == (rows, columns):
-                return reader.read_array(folder, m["values"])
-        raise KeyError((rows, columns))
-
-    expected = matrix(newest(), "tiny_b", "tiny_a").T - matrix(one, "tiny_a", "tiny_b")
-    assert record["differences"][1]["largest"] == pytest.approx(np.abs(expected).max())
-    assert record["differences"][1]["mean"] == pytest.approx(np.abs(expected).mean())
-    assert len(list((tmp_path / "cmp").glob("*.png"))) == 3
-    code, out, _ = repsim("diff", "one", "one")
-    assert all("largest         0" in line for line in out.splitlines()[1:])
-    assert repsim("run", "-q", *SMALL, "name=three", "measure=[cka]")[0] == 0
-    code, _, err = repsim("diff", "one", "three")
-    assert code == 2
-    assert "RUN: the runs share no measure and pair of models" in err
-
-
 def test_doctor(repsim):
     code, out, _ = repsim("doctor")
     assert code == 0
     for topic in ("versions", "memory and disk", "devices", "matrix kernels", "hub", "cache", "GFLOP/s", "limit 20 GB"):
         assert topic in out
-
-
-def texts(folder):
-    """Two files, of which the second has fewer tokens than a batch has rows: found when it is read."""
-    for name, sentences in (("long", 400), ("short", 2)):
-        (folder / f"{name}.txt").write_text("A hacker is a person who enjoys exploring details. " * sentences)
-    return f"{folder}/long.txt,{folder}/short.txt"
-
-
-@pytest.mark.nightly
-def test_jobs_of_joblib_solve_pairs_in_processes(repsim, tmp_path):
-    """Its workers have set a start method of their own, which the processes of a job do not know."""
-    words = ("extract.estimate=full", "extract.rows=60", "extract.sequences=4", "measure=[gromov_wasserstein]")
-    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.threads=1", "hardware.processes=2")
-    code, _, err = repsim("run", "-q", "-m", *launcher, *words, "model=[tiny_a],[tiny_b]")
-    assert code == 0, err
-    assert {reader.read_manifest(f)["status"] for f in folders.list_run_folders(tmp_path / "outputs")} == {"complete"}
-
-
-@pytest.mark.nightly
-def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
-    """Four jobs, two at a time, in processes of their own; one of them fails."""
-    import os
-    import subprocess
-    import sys
-
-    environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "REPSIM_CACHE": str(tmp_path / "cache")}
-    words = ["run", "-m", "-q", *SMALL, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1"]
-    words += ["data=local_text", f"data.path={texts(tmp_path)}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert "2 of 4 jobs did not complete" in done.stderr
-    (table,) = tmp_path.rglob("jobs.json")
-    jobs = json.loads(table.read_text())
-    assert [job["status"] for job in jobs] == ["complete", "complete"]  # the refused ones leave no folder
-    for folder in folders.list_run_folders(tmp_path):
-        assert reader.read_manifest(folder)["threads"] == 1
-
-
-def test_the_slurm_launcher_composes():
-    from hydra import compose, initialize_config_dir
-
-    from repsim_cli.config.presets import find_conf_folder
-
-    with initialize_config_dir(str(find_conf_folder()), version_base="1.3"):
-        config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)
-    launcher = config.hydra.launcher
-    assert launcher._target_.endswith("SlurmLauncher")
-    assert (launcher.timeout_min, launcher.gpus_per_node, launcher.partition) == (240, 1, "gpu")
-
-
-@pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])
-def test_a_launcher_that_does_not_start_the_jobs_is_one_line(repsim, tmp_path, monkeypatch, launcher):
-    pytest.importorskip("submitit")
-    for command in ("sbatch", "srun"):
-        (tmp_path / command).write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
-        (tmp_path / command).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    code, _, err = repsim("run", "-m", f"hydra/launcher={launcher}", *SMALL, "seed=0,1")
-    said = f"hydra/launcher: {launcher} does not start the jobs, got 'Invalid account'; change hydra.launcher.*"
-    assert (code, f"error: {said}, or drop it" in err, "Traceback" in err) == (2, True, False)
-
-
-def test_a_launcher_that_loses_a_job_is_one_line():
-    class UncompletedJobError(Exception):
-        pass
-
-    said = "hydra/launcher: slurm lost a job, got 'killed'; run the sweep again"
-    with pytest.raises(RunFailed, match=said), convert_launcher_errors("slurm"):
-        raise UncompletedJobError("killed")
-    with pytest.raises(ValueError, match="ours"), convert_launcher_errors("basic"):
-        raise ValueError("ours")
-
-
-def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
-    """Found when the text is read: nothing started, nothing is left, exit code 2."""
-    _, short = texts(tmp_path).split(",")
-    words = ("data=local_text", f"data.path={short}", "seed=0,1")
-    code, out, err = repsim("run", "-m", "-q", *SMALL, *words)
-    assert (code, out) == (2, "")
-    assert err.count("the data has fewer rows than one batch") == 2
-    assert "2 of 2 jobs did not complete" in err
-    assert not list((tmp_path / "outputs").rglob("manifest.json"))
 
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 4, 5, 6, 7, 9])

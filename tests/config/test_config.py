@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -12,16 +12,13 @@ import yaml
 from helpers.composing import CONF, EXPERIMENTS, ROOT, composed
 from helpers.nights import nightly
 
-from repsim_cli import measures
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadConfig, BadInput
-from repsim_cli.base.settings import Extract, Hardware, Positive, Ranked, Significance
+from repsim_cli.base.errors import BadConfig
+from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config import presets
 from repsim_cli.config.binding import MISSING, check_arguments, wrap_model_function
 from repsim_cli.config.run import GROUPS, RunKeys, validate
-from repsim_cli.data.base import Data
 from repsim_cli.engine.footprint import estimate_comparison_memory
-from repsim_cli.engine.study import Study
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
 
@@ -342,82 +339,6 @@ def test_stretches_are_no_longer_than_a_sample_of_their_words_needs(words, lengt
     assert extract.length == length
 
 
-SAMPLE = ("model=[tiny_a]", "extract.estimate=full", "extract.rows=200")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "kept", "reason"),
-    [
-        (["extract.estimate=moments", "measure=[svcca,cka_unbiased,mutual_knn]"], ["svcca"], "cka_unbiased is not a function of second moments, got moments; use full"),
-        (["extract.estimate=ratio_of_sums", "measure=[cka,mutual_knn]"], ["cka"], "mutual_knn is not made of HSIC; use per_batch or full"),
-        (["significance=closed_form", "significance.clusters=row", "measure=[mutual_knn,rsa]"], ["rsa"], "mutual_knn has no closed form; use significance=permutation"),
-        (["significance=permutation", "measure=[gromov_wasserstein,cka]"], ["cka"], "gromov_wasserstein does not depend on how rows are paired"),
-        (["extract.rows=60", "measure=[mean_cca,cka]"], ["cka"], "mean_cca needs more rows than features, got 60 for 64"),
-        (["measure=[cka,tolerance_difference]"], ["cka"], "tolerance_difference needs a label per row, got data without labels"),
-        (["measure=[cka,gaussian_mutual_information]"], ["cka"], "gaussian_mutual_information of a layer with itself is infinite"),
-        (["measure=[cka,attention_js]"], ["cka"], "the study similarity compares activations, got attention_js, a measure of attention"),
-        (["+model.w={kind: random, config: {model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 2, vocab_size: 512}, tokenizer: tiny_a}", "measure=[cka,euclidean]"], ["cka"], "euclidean needs equal widths, got 32"),
-    ],
-)  # fmt: skip
-def test_an_unsuitable_measure_is_refused_or_skipped(overrides, kept, reason):
-    words = [*SAMPLE, *overrides]
-    with pytest.raises(BadConfig) as caught:
-        validate(composed(*words))
-    (problem,) = caught.value.problems
-    assert reason in problem
-    assert problem.endswith("; skip_unsuitable=true runs the others")
-    config = validate(composed(*words, "skip_unsuitable=true"))
-    assert config.plan()["measures"] == list(config.study.measures) == kept
-    skipped = config.plan()["measures skipped"]
-    assert skipped == config.skipped
-    assert skipped.keys() == config.keys.measure.keys() - set(kept)
-    assert any(reason in why for why in skipped.values())
-
-
-def test_how_many_are_unsuitable_is_said_and_all_is_too_many():
-    words = [*SAMPLE, "significance=permutation", "skip_unsuitable=true"]
-    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*\(2 of 2 measures are unsuitable\)$"):
-        validate(composed(*words, "measure=[gromov_wasserstein,wasserstein]"))
-    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*bands=true$"):
-        validate(composed(*words, "measure=[gromov_wasserstein]"))
-    with pytest.raises(BadConfig, match=r"attention_js, a measure of attention; .*\(2 of 2 measures are unsuitable\)$"):
-        validate(composed(*words, "measure=[attention_js,attention_cka]"))
-    with pytest.raises(BadConfig, match=r"\(2 of 3 measures are unsuitable\); skip_unsuitable=true runs the others$"):
-        validate(composed(*words, "measure=[gromov_wasserstein,wasserstein,cka]", "skip_unsuitable=false"))
-
-
-def test_all_measures_that_read_what_the_study_reads():
-    words = [*SAMPLE, "measure=all", "skip_unsuitable=true"]
-    config = validate(composed(*words))
-    assert list(config.keys.measure) == measures.names()
-    assert config.keys.measure["mutual_knn"] == presets.read_table_entries("measure")["mutual_knn"]
-    assert not config.skipped.keys() & set(config.study.measures)
-    assert config.skipped.keys() | set(config.study.measures) == set(measures.names())
-    config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))
-    assert (list(config.study.measures), config.skipped) == (measures.names("attention"), {})
-    config = validate(composed(*words, "measure=[all,mutual_knn]", "measure.mutual_knn.k=7"))
-    assert config.study.measures["mutual_knn"].settings == {"k": 7, "rows": "centred"}
-    assert "measures skipped" not in validate(composed(*SAMPLE, "measure=[cka]")).plan()
-
-
-def test_a_measure_whose_package_is_missing_is_skipped(monkeypatch):
-    monkeypatch.setattr(measures, "find_missing", lambda card: card.package)
-    with pytest.raises(BadConfig, match=r"ripser: needed by rtd, and not installed; .*; skip_unsuitable=true runs the"):
-        validate(composed(*SAMPLE, "measure=[cka,rtd]"))
-    config = validate(composed(*SAMPLE, "measure=[cka,rtd]", "skip_unsuitable=true"))
-    assert list(config.study.measures) == ["cka"]
-    assert "not installed" in config.skipped["rtd"]
-
-
-@pytest.mark.parametrize("overrides", [["study=convergence", "+options.pairs=true"], ["study=training_view"]])
-def test_studies_of_training_skip_measures_too(overrides):
-    words = ["model=[tiny_a_series]", "extract.estimate=full", "extract.rows=60", *overrides]
-    config = validate(composed(*words, "measure=[mean_cca,neuronsim,cka]", "skip_unsuitable=true"))
-    kept = ["cka"] if config.keys.study == "convergence" else ["neuronsim", "cka"]
-    assert config.plan()["measures"] == kept
-    assert "mean_cca needs more rows than features" in config.skipped["mean_cca"]
-
-
 def numbers_in(annotation: Any, bounds: tuple = ()) -> Iterator[tuple[type, set[str]]]:
     """Every int and float of an annotation, with the kinds of bounds that stand around it."""
     if annotation in (int, float):
@@ -456,74 +377,3 @@ def test_every_number_is_bounded_by_its_type():
     assert len(found) > 100
     assert [where for where, bounds in found if not (bounds & {"ge", "gt"} and bounds & {"le", "lt"})] == []
     assert list(numbers_in(dict[str, list[int]])) == [(int, set())]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    """A group of settings with a data entry and a check of its own."""
-
-    text: Data | None = None
-    size: Positive = 3
-
-    def __post_init__(self):
-        if self.size == 13:
-            raise BadInput(f"size: no luck, got {self.size}; take another")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer:
-    inner: Inner
-    maybe: Inner | None = None
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    """A study with groups of settings in groups of settings."""
-
-    class Toy(Study):
-        def __init__(self, *, outer: Outer, other: Inner | None = None):
-            self.outer, self.other = outer, other
-
-    monkeypatch.setitem(registry.studies._entries, "toy", registry.RegistryEntry("toy", Toy, None))
-
-    def bound(*options):
-        return validate(composed("study=toy", *(f"+options.{option}" for option in options))).study
-
-    return bound
-
-
-def test_groups_of_settings_are_bound_by_their_keys(toy):
-    found = toy()
-    assert (found.outer, found.other) == (Outer(inner=Inner()), None)
-    found = toy("outer.inner.size=5", "outer.maybe={}", "other={text: {kind: embedded_text, split: train}}")
-    assert (found.outer.inner.size, found.outer.maybe) == (5, Inner())
-    assert found.other.text.source.startswith("Jargon File")
-    assert toy("outer={inner: {text: null}, maybe: null}").outer == Outer(inner=Inner())
-
-
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [
-        ("outer.inner.sise=5", "options.outer.inner.sise: unknown key, got 5; did you mean 'size'?"),
-        ("outer.iner={}", "options.outer.iner: unknown key, got {}; did you mean 'inner'?"),
-        ("outer.inner.size=x", "options.outer.inner.size: wrong value, got 'x'; give integer"),
-        ("outer.inner.size=0", "options.outer.inner.size: wrong value, got 0; give greater than or equal to 1"),
-        ("other.size=13", "options.other.size: no luck, got 13; take another"),
-        ("outer.inner=3", "options.outer.inner: wrong value, got 3; give keys of {text, size}"),
-        ("outer.inner=null", "options.outer.inner: wrong value, got None; give keys of {text, size}"),
-        ("other=[1]", "options.other: wrong value, got [1]; give keys of {text, size}"),
-        ("other.text={kind: embeded_text}", "options.other.text.kind: unknown data kind, got 'embeded_text'; did you mean 'embedded_text' or 'embedded_sentences'?"),
-    ],
-)  # fmt: skip
-def test_a_problem_in_a_group_of_settings_names_its_path(toy, option, problem):
-    with pytest.raises(BadConfig) as caught:
-        toy(option)
-    assert caught.value.problems == [problem]
-
-
-def test_all_problems_of_nested_settings_at_once(toy):
-    with pytest.raises(BadConfig) as caught:
-        toy("outer={inner: {size: x}, maybe: {sise: 3}}", "other.size=13")
-    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
-        "options.outer.inner.size", "options.outer.maybe.sise", "options.other.size"
-    ]  # fmt: skip
