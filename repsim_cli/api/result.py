@@ -60,7 +60,7 @@ class Result:
 
     @property
     def sentences(self) -> list[str]:
-        """All that the run says in sentences, as `repsim compare` and `repsim show --json` have them."""
+        """The sentences of all that the run says, as `repsim compare` and `repsim show --json` have them."""
         return list_sentences(self.folder, self.results).say_all()
 
     @property
