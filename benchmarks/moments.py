@@ -1,14 +1,15 @@
 """Second moments of more rows than fit into memory: what a run takes, and its values against numpy.
 
-Command: python benchmarks/moments.py FOLDER [ROWS WIDTH GB]     (root; 200000 1024 2 by default: 10 GB are written into
-         FOLDER and deleted at the end, and 45 minutes of CPU time pass)
+Command: python benchmarks/moments.py FOLDER [ROWS WIDTH GB [MEASURE ...]]     (root; 200000 1024 2 mean_cca
+         linear_regression by default: 10 GB are written into FOLDER and deleted at the end, and 45 minutes of CPU time
+         pass)
 
          python benchmarks/moments.py products [ROWS WIDTH LAYERS]     (8192 1024 8 by default: what the products take,
          against torch.mm in float32, and their error)
 
-Two models of 12 layers, float16, in two files. `mean_cca` and `linear_regression` with `extract.estimate=moments` in a
-cgroup (v1) of GB that holds the run's page cache too. Prints the plan, the most anonymous memory, CPU and wall time,
-and the largest difference of four cells of each matrix from numpy in float64 (QR and SVD of all rows).
+Two models of 12 layers, float16, in two files. Measures of `EXPECTED` with `extract.estimate=moments` in a cgroup (v1)
+of GB that holds the run's page cache too. Prints the plan, the most anonymous memory, CPU and wall time, and the
+largest difference of four cells of each matrix from numpy in float64 (products, QR and SVD of all rows).
 """
 
 import json
@@ -64,12 +65,20 @@ def layer_of(files: list[Path], layer: int, rows: int, width: int) -> np.ndarray
     return x - x.mean(0)
 
 
-def expected(files: list[Path], a: int, b: int, rows: int, width: int) -> dict[str, float]:
-    x, y = (layer_of(files, layer, rows, width) for layer in (a, b))
-    basis, size = np.linalg.qr(y)[0], np.square(x).sum()
-    explained = np.square(basis.T @ x).sum() / size
-    correlations = np.linalg.svd(basis.T @ np.linalg.qr(x)[0], compute_uv=False)
-    return {"mean_cca": float(correlations.mean()), "linear_regression": float(explained)}
+def cka(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.square(x.T @ y).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
+
+
+def mean_cca(x: np.ndarray, y: np.ndarray) -> float:
+    bases = [np.linalg.qr(each)[0] for each in (x, y)]
+    return float(np.linalg.svd(bases[1].T @ bases[0], compute_uv=False).mean())
+
+
+def linear_regression(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.square(np.linalg.qr(y)[0].T @ x).sum() / np.square(x).sum())
+
+
+EXPECTED = {each.__name__: each for each in (cka, mean_cca, linear_regression)}
 
 
 def read(results: Path) -> Any:
@@ -83,10 +92,10 @@ def values(run: Path, measure: Any) -> np.ndarray:
     return np.block([[parts[row, column] for column in "ab"] for row in "ab"])
 
 
-def main(folder: Path, rows: int, width: int, gb: float) -> None:
+def main(folder: Path, rows: int, width: int, gb: float, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{label}.safetensors" for label in "ab"]
-    words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", "measure=[mean_cca,linear_regression]"]
+    words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", f"measure=[{','.join(names)}]"]
     words += [f"+model.{file.stem}={{kind: precomputed, path: {file}}}" for file in files]
     words += ["extract.estimate=moments", f"hardware.memory_gb={gb}"]
     outputs = folder / "outputs"
@@ -106,7 +115,9 @@ def main(folder: Path, rows: int, width: int, gb: float) -> None:
         measured = {measure["name"]: values(results.parent, measure) for measure in read(results)["measures"]}
         worst = dict.fromkeys(measured, 0.0)
         for a, b in CELLS:
-            for name, value in expected(files, a, b, rows, width).items():
+            sides = [layer_of(files, layer, rows, width) for layer in (a, b)]
+            for name in names:
+                value = EXPECTED[name](*sides)
                 print(f"{name} [{a}, {b}]: {measured[name][a, b]:.6f}, numpy {value:.6f}", flush=True)
                 worst[name] = max(worst[name], abs(measured[name][a, b] - value))
         print(", ".join(f"{name}: differs by {worst[name]:.1e} at most" for name in worst))
@@ -154,4 +165,6 @@ if __name__ == "__main__":
         rows, width, layers = (int(part) for part in sys.argv[2:] or (8192, 1024, 8))
         sys.exit(products(rows, width, layers))
     given = sys.argv[2:] or ["200000", "1024", "2"]
-    main(Path(sys.argv[1]), int(given[0]), int(given[1]), float(given[2]))
+    main(
+        Path(sys.argv[1]), int(given[0]), int(given[1]), float(given[2]), given[3:] or ["mean_cca", "linear_regression"]
+    )

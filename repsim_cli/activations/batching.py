@@ -87,17 +87,18 @@ def limit_padding(
     """The largest share of a batch's places that may be padding: PADDING, or 0 for a model of which a sequence has
     other activations when it is padded, beyond rounding (one that ignores its mask).
 
-    run: the activations of every layer for these sequences, of a model of this dtype. A sequence of medium length is
-    run with and without padding.
+    run: the activations of every layer for these sequences, of a model of this dtype. The shortest sequence that has as
+    many places as are added, or else the longest that can be padded, is run with and without padding.
     """
     shorter = np.flatnonzero(lengths < lengths.max())
     if not len(shorter):
         return PADDING
-    median = shorter[np.argsort(lengths[shorter], kind="stable")[[len(shorter) // 2]]]
-    alone = int(lengths[median[0]])
+    ascending = shorter[np.argsort(lengths[shorter], kind="stable")]
+    place = min(int(np.searchsorted(lengths[ascending], ADDED)), len(ascending) - 1)
+    one, alone = ascending[[place]], int(lengths[ascending[place]])
     padded = min(alone + ADDED, int(lengths.max()))
     tolerance = torch.finfo(dtype).eps ** 0.5
-    for x, y in zip(run(sequences.take(median, alone)), run(sequences.take(median, padded)), strict=True):
+    for x, y in zip(run(sequences.take(one, alone)), run(sequences.take(one, padded)), strict=True):
         if not ((x - y).norm(dim=1) <= tolerance * x.norm(dim=1)).all():
             return 0.0
     return PADDING

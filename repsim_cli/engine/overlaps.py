@@ -4,6 +4,7 @@ Lists are matrices of zeros and ones with few ones, so that what `expected.py` s
 for all pairs at once, a product of sparse matrices whose columns are what entries must share to be counted together.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import Tensor
 from repsim_cli.engine.expected import RowPlaces, scale
 from repsim_cli.measures.inner import Matrix
 
+FILLED = 0.05  # share of a matrix that is not 0, from which on it is multiplied as if all were
+AT_ONCE = 1 << 14  # rows of it
 Lists = Sequence[Int[Tensor, "k n"]]
 
 
@@ -69,4 +72,15 @@ def _sum_shared(
     weight_of_key = scipy.sparse.diags_array(weight[counted][order][new[:-1]])
     by_key.sum_duplicates()  # else a key takes the square of its entries; changes `new`, which it holds
     weighted = weight_of_key @ by_key
-    return ((weighted[:, :rows].T @ by_key[:, rows:]) if rows else (weighted.T @ by_key)).toarray()
+    return _multiply_columns(weighted[:, :rows], by_key[:, rows:]) if rows else _multiply_columns(weighted, by_key)
+
+
+def _multiply_columns(a: scipy.sparse.csr_array, b: scipy.sparse.csr_array) -> Float[np.ndarray, "a b"]:
+    """Multiplies a.T @ b: many entries that are 0 take less time than few of which each is looked up."""
+    if b.nnz < FILLED * math.prod(b.shape):
+        return (a.T @ b).toarray()
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)
+    for start in range(0, a.shape[0], AT_ONCE):
+        left, right = (torch.from_numpy(each[start : start + AT_ONCE].toarray()) for each in (a, b))
+        total.addmm_(left.T, right)
+    return total.numpy()

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import torch
@@ -78,15 +78,13 @@ def compute_document_shares(prepared: PreparedProducts, clusters: np.ndarray) ->
     groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
     count = int(groups.max()) + 1
     shares = torch.zeros(count, len(states), len(states), dtype=torch.float64)
-    side = min(prepared.tile, n)
-    for i in range(0, n, side):
-        rows = slice(i, min(i + side, n))
-        share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
-        for j in range(0, n, side):
-            columns = slice(j, min(j + side, n))
-            block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
-            share += torch.bmm(block, block.mT).double().cpu()
-        shares.index_add_(0, groups[rows], share)
+    bands = [slice(i, min(i + prepared.tile, n)) for i in range(0, n, prepared.tile)]
+    for rows, columns in combinations_with_replacement(bands, 2):
+        block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
+        shares.index_add_(0, groups[rows], torch.bmm(block, block.mT).double().cpu())
+        if rows != columns:  # its mirror image
+            block = block.permute(2, 1, 0).contiguous()
+            shares.index_add_(0, groups[columns], torch.bmm(block, block.mT).double().cpu())
     return shares
 
 

@@ -110,7 +110,8 @@ def order_candidates(
 
 def add_missing_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
     """Adds a coordinate for each row without a direction, which makes it orthogonal to every other row."""
-    lost = (units == 0).all(1).nonzero()[:, 0]
+    lost = (units[:, 0] == 0).nonzero()[:, 0]  # those that can be
+    lost = lost[(units[lost] == 0).all(1)]
     directions = torch.zeros(len(units), len(lost)).to(units)
     directions[lost, torch.arange(len(lost), device=lost.device)] = 1
     return torch.cat([units, directions], 1) if len(lost) else units

@@ -15,6 +15,7 @@ from repsim_cli.activations.batching import (
     count_batch_places,
     count_passes,
     cut_windows,
+    limit_padding,
     measure_lengths,
 )
 from repsim_cli.activations.outputs import limit_output_padding
@@ -96,6 +97,20 @@ def test_a_sequence_of_more_than_batch_tokens_is_run_alone():
     assert (count_batch_places(25, hardware), count_batch_places(4, hardware)) == (25, 10)
     assert count_batch_places(25, Hardware(batch_size=8)) == 200
     assert (count_passes(9, 5, hardware), count_passes(9, 25, hardware), count_passes(9, 1, hardware)) == (5, 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "run"), [([3, 40, 18, 25, 60], [18, 34]), ([3, 9, 20], [9, 20]), ([50, 60], [50, 60]), ([7, 7], [])]
+)
+def test_whether_padding_is_ignored_is_seen_of_a_short_sequence(lengths, run):
+    seen = []
+
+    def compute(some):
+        seen.append(some.mask.shape[1])
+        return [torch.ones(1, 2)]
+
+    assert limit_padding(compute, sequences(lengths), np.asarray(lengths), torch.float32) == PADDING
+    assert seen == run
 
 
 def test_the_memory_of_a_batch():

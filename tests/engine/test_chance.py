@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, draw_derangement, exchange
 from repsim_cli.activations.segments import BOTH, SEQUENCE
-from repsim_cli.engine import chance
+from repsim_cli.engine import chance, overlaps
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
@@ -131,6 +131,17 @@ def test_means_of_shared_neighbours_are_those_of_all_pairings(lengths):
         members[a, np.arange(15), state.lists.numpy()] = 1
     for a, b in itertools.product(range(3), repeat=2):
         assert float(found[a, b]) == pytest.approx(mean_of_pairings(members[a], members[b], given), rel=1e-5)
+
+
+def test_shared_keys_are_summed_the_same_whether_few_or_most_entries_are_known(monkeypatch):
+    lists = [torch.randperm(15, generator=torch.Generator().manual_seed(a))[:, None].T.repeat(2, 1) for a in range(3)]
+    places = index_row_places(units([3] * 5), 3)
+    monkeypatch.setattr(overlaps, "AT_ONCE", 4)
+    found = []
+    for filled in (0, 2):
+        monkeypatch.setattr(overlaps, "FILLED", filled)
+        found.append(compute_mean_overlap(lists, places))
+    torch.testing.assert_close(*found)
 
 
 def test_values_under_an_order_without_computing_all_of_them():

@@ -6,7 +6,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST, measure_scatter, read_scatter
+from repsim_cli.engine.scatter import MOST, compute_influence, measure_scatter, read_scatter
 
 
 def observe(name, layers, documents):
@@ -46,3 +46,16 @@ def test_what_has_none():
     assert observe("cka", layers, each)[1].keys() == {"scatter"}
     many = [torch.randn(MOST + 1, 2) for _ in range(3)]
     assert observe("cka", many, np.arange(MOST + 1))[1] == {}  # products of features give these, without any cell
+
+
+@pytest.mark.parametrize("documents", [None, torch.arange(40) // 4])
+def test_the_influence_is_the_same_in_tiles_of_any_size(documents):
+    layers, found = [torch.randn(40, 6, generator=torch.Generator().manual_seed(a)) for a in range(3)], []
+    for tile in (7, 40):
+
+        def watch(label, measure, prepared, values):
+            found.append(compute_influence(prepared, values, np.arange(40) // 3))
+
+        given = {"tile": tile, "documents": documents, "observe": watch}
+        compute_all_pairs({"m": measures.get("cka_unbiased")}, layers, **given)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
