@@ -6,6 +6,7 @@ for all pairs at once, a product of sparse matrices whose columns are what entri
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -75,8 +76,9 @@ def _sum_shared(
     return _multiply_columns(weighted[:, :rows], by_key[:, rows:]) if rows else _multiply_columns(weighted, by_key)
 
 
-def _multiply_columns(a: scipy.sparse.csr_array, b: scipy.sparse.csr_array) -> Float[np.ndarray, "a b"]:
-    """Multiplies a.T @ b: many entries that are 0 take less time than few of which each is looked up."""
+def _multiply_columns(a: Any, b: Any) -> Float[np.ndarray, "a b"]:
+    """Multiplies a.T @ b of sparse matrices: many entries that are 0 take less time than few of which each is looked
+    up."""
     if b.nnz < FILLED * math.prod(b.shape):
         return (a.T @ b).toarray()
     total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)

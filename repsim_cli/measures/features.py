@@ -34,7 +34,7 @@ class PreparedFeatures(NamedTuple):
     def width(self) -> int:
         return self.values.shape[1]
 
-    def block(self, rows: slice) -> Float[Tensor, "b k"]:
+    def block(self, rows: slice | Tensor) -> Float[Tensor, "b k"]:
         return self.values[rows]
 
 
@@ -60,7 +60,7 @@ class CentredRows(NamedTuple):
     def width(self) -> int:
         return self.x.shape[1]
 
-    def block(self, rows: slice) -> Float[Tensor, "b d"]:
+    def block(self, rows: slice | Tensor) -> Float[Tensor, "b d"]:
         near = self.x[rows].to(self.mean.dtype) - self.mean
         return torch.add(self.rest, near, alpha=1 / self.scale, out=near)
 

@@ -14,6 +14,7 @@ the rows of its document), r_d their sum over the document, T the sum of all off
 import functools
 import math
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,10 @@ from repsim_cli.measures.features import AnyFeatures, CentredRows, StackedRows
 from repsim_cli.measures.inner import Matrix, Products
 from repsim_cli.measures.kernels import Documents, Kernel, State
 from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
+from repsim_cli.measures.products import sum_rows_apart
 from repsim_cli.measures.rdm import SHAPE, compute_distance_blocks
 
 FEWEST = 3  # documents of whose rows pairs can be left out
-BLOCK = 1024  # rows at a time
 
 CENTRED = Kernel(features=centre_rows, together=centre_together)
 
@@ -85,14 +86,9 @@ def compute_offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
         raise Degenerate(
             f"pairs of rows of {FEWEST} documents or more are needed, got {len(sizes)}; give more documents"
         )
-    blocks = [slice(start, start + BLOCK) for start in range(0, len(documents), BLOCK)]
-    some = features.block(slice(1))
-    sums = some.new_zeros(len(sizes), some.shape[1])
-    for rows in blocks:
-        sums.index_add_(0, documents[rows], features.block(rows))
-    of_rows = -torch.cat([(features.block(rows) * sums[documents[rows]]).sum(1) for rows in blocks]).double()
+    of_rows = sum_rows_apart(features, documents)
     offsets = solve_offsets(of_rows[:, None], documents, sizes)[:, 0]
-    return Apart(-offsets.to(some.dtype), documents)
+    return Apart(-offsets.to(features.block(slice(1)).dtype), documents)
 
 
 def solve_offsets(
@@ -123,7 +119,9 @@ def centre_tile_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> 
     return gram.masked_fill_(first[:, None] == second, 0)
 
 
-U_CENTRED_APART = Kernel(features=centre_rows, fit=compute_offsets_apart, cells=centre_tile_apart)
+U_CENTRED_APART = Kernel(
+    features=centre_rows, fit=compute_offsets_apart, cells=centre_tile_apart, offsets=attrgetter("offsets")
+)
 
 
 def compute_cka_from_covariance(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:

@@ -3,20 +3,28 @@
 <XX', YY'> = |X'Y|^2 takes n d_x d_y operations, where the cells of both matrices take n^2 d. Gram matrices of features
 without column means, plus o_i + o_j, with 0 on the diagonal, have the inner product
 |X'Y|^2 + 2 n o.p + 2 sum(o) sum(p) - sum_i (|x_i|^2 + 2 o_i) (|y_i|^2 + 2 p_i).
+
+With 0 where two rows are of one document, the products of these cells are taken out of |X'Y|^2. With r_i = -x_i.S_d and
+s_i the row sums of what is left of both (S_d: the sum of the rows of its document), O_d and P_d those of the offsets
+over a document, and m_i the rows of that of row i, the rest is
+2 o.s + 2 p.r + 2 sum_i (n - m_i) o_i p_i + 2 sum(o) sum(p) - 2 sum_d O_d P_d.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.gram import gram_matrix, squared_norms
 from repsim_cli.measures.features import AnyFeatures, CentredRows
-from repsim_cli.measures.kernels import AnyKernel, Kernel, State, keep_gram
+from repsim_cli.measures.kernels import AnyKernel, Documents, Kernel, State, keep_gram
 
 SUMMED = 2048  # rows whose products are summed in float32, before the sum is added in float64
 WIDE = 2048  # features of a side of a product
+LONGEST = 256  # rows of a document whose cells are taken out
+TOGETHER = 128  # rows of whole documents that are multiplied with each other, where no document has more
+BLOCK = 1024  # rows whose sums are taken at a time
 CHEAPER = 2.0  # how many times the operations of cells must be those of features
 # least share of |X'X|^2 that the squared norm without diagonal is: beside few heavy rows others lose their digits
 LEFT = {torch.float32: 1 / 16, torch.float64: 1e-6}
@@ -24,21 +32,24 @@ LEFT = {torch.float32: 1 / 16, torch.float64: 1e-6}
 
 def have_feature_products(row: AnyKernel, column: AnyKernel) -> bool:
     """Tells whether inner products of two kernels follow from products of features."""
-    if not (isinstance(row, Kernel) and isinstance(column, Kernel) and row.documents is column.documents is None):
+    if not (isinstance(row, Kernel) and isinstance(column, Kernel) and row.documents is column.documents):
+        return False
+    if row.documents is not None and int(row.documents.bincount().max()) > LONGEST:
         return False
     plain = row.cells is keep_gram and column.cells is keep_gram
     return plain or (row.offsets is not None and column.offsets is not None)
 
 
-def are_features_cheaper(rows: Sequence[int], columns: Sequence[int], n: int) -> bool:
+def are_features_cheaper(rows: Sequence[int], columns: Sequence[int], n: int, together: int = 0) -> bool:
     """Tells whether products of features of these widths take far fewer operations than n^2 cells.
+
+    together: rows that each is multiplied with, to take these cells out.
 
     >>> are_features_cheaper([64, 64], [64, 64], 1000), are_features_cheaper([768] * 12, [768] * 12, 4096)
     (True, False)
     """
-    features = n * sum(rows) * sum(columns)
-    cells = n**2 * (max(sum(rows), sum(columns)) + len(rows) * len(columns))
-    return CHEAPER * features <= cells
+    of_cell = max(sum(rows), sum(columns)) + len(rows) * len(columns)
+    return CHEAPER * n * (sum(rows) * sum(columns) + together * of_cell) <= n**2 * of_cell
 
 
 def compute_products_of_features(
@@ -50,16 +61,77 @@ def compute_products_of_features(
         return None
     rows, columns = states[row], states[column]
     widths, of_columns = ([state.features.width for state in side] for side in (rows, columns))
-    if not are_features_cheaper(widths, of_columns, n):
+    documents = row.documents if isinstance(row, Kernel) else None
+    together = 0 if documents is None else max(TOGETHER, int(documents.bincount().max()))
+    if not are_features_cheaper(widths, of_columns, n, together):
         return None
     hollow = isinstance(row, Kernel) and row.offsets is not None
-    if hollow and not all(map(_keeps_digits, rows if row is column else (*rows, *columns))):
+    sides = (row,) if rows is columns else (row, column)
+    if hollow and not all(_keeps_digits(kernel, state) for kernel in sides for state in states[kernel]):
         return None
     cross = sum_squared_products(*([state.features for state in side] for side in (rows, columns)))
     if not hollow:
         return cross
+    if documents is not None:
+        return cross + _leave_out_documents(documents, (row, rows), (column, columns))
     (o, left), (p, right) = (_take_offsets(kernel, states[kernel]) for kernel in (row, column))
     return cross + 2 * n * o @ p.T + 2 * o.sum(1)[:, None] * p.sum(1) - left @ right.T
+
+
+def _leave_out_documents(
+    documents: Documents, left: tuple[AnyKernel, Sequence[State]], right: tuple[AnyKernel, Sequence[State]]
+) -> Float[Tensor, "a b"]:
+    """Computes what the cells of two rows of one document, and the offsets of the others, add to |X'Y|^2."""
+    sizes = documents.bincount()
+    (o, r), (p, s) = (
+        (_read_offsets(kernel, of), torch.stack([sum_rows_apart(state.features, documents) for state in of]))
+        for kernel, of in (left, right)
+    )
+    summed = [x.new_zeros(len(x), len(sizes)).index_add_(1, documents, x) for x in (o, p)]
+    others = len(documents) - sizes[documents].double()
+    offsets = o @ s.T + r @ p.T + (o * others) @ p.T + o.sum(1)[:, None] * p.sum(1)
+    own = sum_own_products([state.features for state in left[1]], [state.features for state in right[1]], documents)
+    return 2 * (offsets - summed[0] @ summed[1].T) - own
+
+
+def sum_rows_apart(features: AnyFeatures, documents: Documents) -> Float[Tensor, " n"]:
+    """Sums the rows of a Gram matrix of features without column means, without the cells of two rows of one document,
+    float64."""
+    blocks = [slice(start, start + BLOCK) for start in range(0, len(documents), BLOCK)]
+    some = features.block(slice(1))
+    sums = some.new_zeros(int(documents.max()) + 1, some.shape[1])
+    for rows in blocks:
+        sums.index_add_(0, documents[rows], features.block(rows))
+    return -torch.cat([(features.block(rows) * sums[documents[rows]]).sum(1) for rows in blocks]).double()
+
+
+def sum_own_products(
+    rows: Sequence[AnyFeatures], columns: Sequence[AnyFeatures], documents: Documents
+) -> Float[Tensor, "a b"]:
+    """Sums the products of the cells of two rows of one document, of all pairs of Gram matrices, float64."""
+    same = len(rows) == len(columns) and all(a is b for a, b in zip(rows, columns, strict=True))
+    total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=documents.device)
+    for some in _group_documents(documents):
+        of = documents[some]
+        apart = of[:, None] != of
+        grams = [
+            torch.stack([gram_matrix(features.block(some)).masked_fill_(apart, 0) for features in side]).flatten(1)
+            for side in ((rows,) if same else (rows, columns))
+        ]
+        total += grams[0].double() @ grams[-1].double().T
+    return total
+
+
+def _group_documents(documents: Documents) -> Iterator[Int[Tensor, " rows"]]:
+    """Lists the rows of whole documents, of at most TOGETHER rows together where no document has more."""
+    group, count, sizes = list[int](), 0, documents.bincount().tolist()
+    for size in sizes:
+        if not group or count + size > TOGETHER:
+            group.append(0)
+            count = 0
+        group[-1] += size
+        count += size
+    yield from documents.argsort(stable=True).split(group)
 
 
 def compute_diagonals(kernel: AnyKernel, states: Sequence[State]) -> Float[Tensor, "r n"]:
@@ -72,21 +144,34 @@ def _compute_row_norms(features: AnyFeatures) -> Float[Tensor, " n"]:
     return features.norms if isinstance(features, CentredRows) else squared_norms(features.values)
 
 
-def _keeps_digits(state: State) -> bool:
-    """Tells whether the squared norm of a matrix without diagonal is enough of that of its Gram matrix."""
+def _keeps_digits(kernel: AnyKernel, state: State) -> bool:
+    """Tells whether the squared norm of a matrix without cells is enough of that of its Gram matrix."""
     features, norms = state.features, _compute_row_norms(state.features)
     n, least, square = len(norms), LEFT[features.block(slice(1)).dtype], float(norms.sum()) ** 2
-    taken = float(norms.square().sum()) * n / (n - 2) - square / ((n - 1) * (n - 2))
-    if taken <= (1 - least) * square / features.width:  # |X'X|^2 is no less than that
+    documents = kernel.documents if isinstance(kernel, Kernel) else None
+    own = norms if documents is None else norms.new_zeros(int(documents.max()) + 1).index_add_(0, documents, norms)
+    taken = float(own.square().sum())  # of documents, no less than that
+    if documents is None:
+        explained = taken * 2 / (n - 2) - square / ((n - 1) * (n - 2))
+    else:
+        explained = -2 * float(_read_offsets(kernel, [state])[0] @ sum_rows_apart(features, documents))
+    if taken + explained <= (1 - least) * square / features.width:  # |X'X|^2 is no less than that
         return True
-    return taken <= (1 - least) * float(sum_squared_products([features], [features]))
+    if documents is not None:
+        taken = float(sum_own_products([features], [features], documents))
+    return taken + explained <= (1 - least) * float(sum_squared_products([features], [features]))
+
+
+def _read_offsets(kernel: AnyKernel, states: Sequence[State]) -> Float[Tensor, "r n"]:
+    """Reads the offsets of representations, float64."""
+    assert isinstance(kernel, Kernel)
+    assert kernel.offsets is not None
+    return torch.stack([kernel.offsets(state.fit).double() for state in states])
 
 
 def _take_offsets(kernel: AnyKernel, states: Sequence[State]) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]]:
     """Takes the offsets of representations, and what they add up to on the diagonal, float64."""
-    assert isinstance(kernel, Kernel)
-    assert kernel.offsets is not None
-    offsets = torch.stack([kernel.offsets(state.fit).double() for state in states])
+    offsets = _read_offsets(kernel, states)
     return offsets, torch.stack([_compute_row_norms(state.features) for state in states]) + 2 * offsets
 
 

@@ -1,5 +1,6 @@
 """Inner products from products of features: the values of the cells, fewer operations, and the level of chance."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from reference import hsic as reference
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.engine.expected import Collector, compute_products_and_means, index_row_places
+from repsim_cli.measures.base import restrict_to_other_documents
 from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.inner import compute_inner_products
 from repsim_cli.measures.kernels import prepare_states
@@ -31,8 +33,11 @@ def draw_sides(rows=ROWS, widths=(6, 9, 5), dtype=torch.float64, heavy=1.0):
 
 
 def prepare(measure, sides):
-    kernels = list(dict.fromkeys((measure.row, measure.column)))
-    prepared = [prepare_states(kernels, side, {}) for side in sides]
+    return prepare_kernels(dict.fromkeys((measure.row, measure.column)), sides)
+
+
+def prepare_kernels(kernels, sides):
+    prepared = [prepare_states(list(kernels), side, {}) for side in sides]
     return {kernel: [of[kernel] for of in prepared] for kernel in kernels}
 
 
@@ -46,6 +51,40 @@ def test_they_are_those_of_the_cells(name, dtype, error):
     (expected,) = compute_inner_products([pair], states, ROWS, 128, watch=lambda *_: None)
     assert found is not None
     torch.testing.assert_close(found, expected, rtol=error, atol=error * float(expected.max()))
+
+
+DOCUMENTS = {
+    "short": torch.arange(2000) // 7,
+    "one row": torch.arange(2000),
+    "longer than most": torch.arange(2000).clamp_min(250),
+    "in no order": torch.arange(2000) * 997 % 2000 // 30,
+}
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS.values(), ids=DOCUMENTS)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+@pytest.mark.parametrize("name", ["cka_unbiased", "cka_columns"])
+def test_cells_of_rows_of_one_document_are_left_out(name, dtype, error, documents):
+    documents = documents.unique(return_inverse=True)[1]
+    measure = restrict_to_other_documents(measures.get(name), documents)
+    states = prepare(measure, draw_sides(len(documents), dtype=dtype))
+    moved = replace(measure.column, features=lambda x: centre_rows(x))
+    order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(1))
+    states |= prepare_kernels([moved], [x[order] for x in draw_sides(len(documents), dtype=dtype)[:2]])
+    for pair in ((measure.row, measure.column), (measure.row, moved)):
+        found = compute_products_of_features(*pair, states, len(documents))
+        (expected,) = compute_inner_products([pair], states, len(documents), 512, watch=lambda *_: None)
+        assert found is not None
+        torch.testing.assert_close(found, expected, rtol=error, atol=error * float(expected.max()))
+
+
+@pytest.mark.parametrize(("count", "heavy"), [(700, 1.0), (400, 300.0)], ids=["long documents", "a heavy row"])
+def test_documents_whose_cells_are_computed(count, heavy):
+    """Of a document with most of the squared norm little is left, and cells keep more digits."""
+    documents = (torch.arange(3000) - count).clamp_min(0)
+    measure = restrict_to_other_documents(measures.get("cka_unbiased"), documents)
+    states = prepare(measure, draw_sides(3000, dtype=torch.float32, heavy=heavy))
+    assert compute_products_of_features(measure.row, measure.column, states, 3000) is None
 
 
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased"])
