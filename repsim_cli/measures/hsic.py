@@ -33,7 +33,7 @@ from repsim_cli.measures.features import AnyFeatures, CentredRows, StackedRows
 from repsim_cli.measures.inner import Matrix, Products
 from repsim_cli.measures.kernels import Documents, Kernel, State
 from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
-from repsim_cli.measures.products import sum_rows_apart
+from repsim_cli.measures.products import BLOCK, sum_rows_apart
 from repsim_cli.measures.rdm import SHAPE, compute_distance_blocks
 
 FEWEST = 3  # documents of whose rows pairs can be left out
