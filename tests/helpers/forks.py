@@ -57,6 +57,8 @@ def _begin_anew(out: int, err: int, environment: dict[str, str]) -> None:
 
 def forget_repsim() -> None:
     """Leaves all of repsim to be imported again, in the copy of a process; and Hydra, which knows tables of the registries."""
+    # what is imported twice cannot be checked by beartype, which knows the classes of the first
+    sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.startswith("jaxtyping")]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("repsim_cli", "hydra", "hydra_plugins")]:
         del sys.modules[name]
 
