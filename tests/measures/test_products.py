@@ -80,7 +80,7 @@ def test_cells_of_rows_of_one_document_are_left_out(name, dtype, error, document
 
 @pytest.mark.parametrize(("count", "heavy"), [(700, 1.0), (400, 300.0)], ids=["long documents", "a heavy row"])
 def test_documents_whose_cells_are_computed(count, heavy):
-    """Of a document with most of the squared norm little is left, and cells keep more digits."""
+    """Little is left without a document that has most of the squared norm, and cells keep more digits."""
     documents = (torch.arange(3000) - count).clamp_min(0)
     measure = restrict_to_other_documents(measures.get("cka_unbiased"), documents)
     states = prepare(measure, draw_sides(3000, dtype=torch.float32, heavy=heavy))
