@@ -41,7 +41,7 @@ from repsim_cli.findings.partitions import (
     compare_partitions,
     convert_to_affinities,
     convert_to_distances,
-    decompose,
+    decompose_walk,
     divide,
     find_contiguous_segments,
     find_spectral_clusters,
@@ -181,7 +181,7 @@ LIBRARY: dict[str, Callable[[Square, int], Labels]] = {
 
 
 def spectrum(case: Case, count: int) -> Labels:
-    return cluster_eigenvectors(decompose(convert_to_affinities(case.values, case.larger))[:, :count])
+    return cluster_eigenvectors(decompose_walk(convert_to_affinities(case.values, case.larger))[:, :count])
 
 
 def pieces(apart: Square, count: int) -> Labels:
@@ -214,7 +214,7 @@ def eigengap(case: Case) -> int:
 
 def gap_above_gradient(case: Case) -> int:
     """The number whose gap is furthest above that of the mean over layers as far apart, where it is by enough."""
-    order = decompose(convert_to_affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
+    order = decompose_walk(convert_to_affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
     above = gaps(case.values, case.larger) - gaps(replace_by_lag_means(case.values[np.ix_(order, order)]), case.larger)
     return 2 + int(above.argmax()) if above.max() >= 0.08 + 1.2 / len(order) else 1
 

@@ -14,7 +14,7 @@ from repsim_cli.activations.segments import BOTH, Segments, find_segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.closed_null import compute_closed_form_null, compute_null_moments
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.significance import JudgedValues, judge
+from repsim_cli.engine.significance import JudgedValues, judge_significance
 from repsim_cli.measures.inner import Matrix
 
 ALPHA = 0.05
@@ -51,7 +51,7 @@ def closed_map(rng: np.random.Generator, rows: Rows, n: int, size: int, related:
     whole = {what: torch.full((2 * size, 2 * size), torch.nan, dtype=torch.float64) for what in parts}
     for what, part in parts.items():
         whole[what][:size, size:] = part
-    return of_two(judge(CLOSED, CKA, matrix(whole), None, places([size, size])).p_family, size)
+    return of_two(judge_significance(CLOSED, CKA, matrix(whole), None, places([size, size])).p_family, size)
 
 
 def centred(gram: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def drawn_map(rng: np.random.Generator, sizes: list[int], settings: Significance
     both = torch.from_numpy(both * rng.lognormal(size=(count, count)))
     both = torch.where(torch.ones(count, count, dtype=torch.bool).triu(), both, both.mT)
     whole = {"values": both[0], "tested": both[0], "null": both[1:], "away": both[1:].mean(0)}
-    return judge(settings, CKA, matrix(whole), Segments([], 40, 1.0), places(sizes))
+    return judge_significance(settings, CKA, matrix(whole), Segments([], 40, 1.0), places(sizes))
 
 
 def matrix(statistics: dict[str, torch.Tensor]) -> SimilarityMatrix:

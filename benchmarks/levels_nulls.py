@@ -9,7 +9,7 @@ from levels import LEAST, Promise
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.activations.exchange import Exchange, exchange
+from repsim_cli.activations.exchange import Exchange, find_exchange
 from repsim_cli.activations.segments import BOTH, find_segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import chance
@@ -109,7 +109,7 @@ def judged(
     matrix = SimilarityMatrix(
         values=values, se=None, estimate="full", rows=len(documents), batches=1, statistics=statistics
     )
-    return judging.judge(settings, measure, matrix, exchanged, [slice(0, 1), slice(1, 2)])
+    return judging.judge_significance(settings, measure, matrix, exchanged, [slice(0, 1), slice(1, 2)])
 
 
 def rejects(draw: Callable[[Rng], judging.JudgedValues], rng: Rng) -> bool:
@@ -190,7 +190,7 @@ def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, r
     if tokens:
         token = rng.integers(tokens, size=n)
         sides = [side + torch.from_numpy(rng.normal(size=(tokens, WIDTH))[token]).float() for side in sides]
-        units = exchange(documents, beginnings, [np.arange(n)], held=token)
+        units = find_exchange(documents, beginnings, [np.arange(n)], held=token)
     assert units is not None
     found: dict[str, torch.Tensor] = {}
 

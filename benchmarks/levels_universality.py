@@ -44,13 +44,13 @@ def said(
     rng: np.random.Generator, verdict: str, values: int, chance: float, first: float, others: float, **of
 ) -> float:
     """Says whether the first of so many values has the verdict: 1 or 0. chance: p against it."""
-    judged = [rule.judge(compared(rng, at=first if i == 0 else others, **of)) for i in range(values)]
+    judged = [rule.judge_contrasts(compared(rng, at=first if i == 0 else others, **of)) for i in range(values)]
     p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.list_contrasts(rule.MARGIN)}
     return float(rule.decide_verdicts({**p, "chance": np.full(values, chance)}, ALPHA)[0] == verdict)
 
 
 def p_of(rng: np.random.Generator, name: str, **of) -> float:
-    return float(getattr(rule.judge(compared(rng, **of)), name) <= ALPHA)
+    return float(getattr(rule.judge_contrasts(compared(rng, **of)), name) <= ALPHA)
 
 
 def share(way: float) -> float:
@@ -103,7 +103,7 @@ def single(rng: np.random.Generator, shapes: int) -> float:
     count = 3 * shapes
     every = similar(rng, np.full((count + 2, count + 2), UNTRAINED), np.full(count + 2, 0.02))
     cell = rule.FactorComparison(every[count:, count:], 1, every[:count, :count], 3)
-    return float(rule.judge(cell).above <= ALPHA)
+    return float(rule.judge_contrasts(cell).above <= ALPHA)
 
 
 def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: float, wide: float = 1.0) -> float:

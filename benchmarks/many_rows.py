@@ -22,7 +22,7 @@ from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.significance import jackknife
 from repsim_cli.measures.features import PreparedFeatures
 from repsim_cli.measures.kernels import Packed
-from repsim_cli.measures.rdm import make_rank_measure, pack_distances, standardise
+from repsim_cli.measures.rdm import make_rank_measure, pack_distances, standardise_rows
 
 SHARED, WIDTH, OF_DOCUMENT, TOPICS = 8, 32, 20, 20
 BATCH, SAMPLE = 1024, 2048
@@ -31,7 +31,7 @@ Rng = np.random.Generator
 
 
 def correlate_distances(x: torch.Tensor, left_out: torch.Tensor | None = None) -> PreparedFeatures:
-    cells = pack_distances(standardise(x)[0].float()).square_()
+    cells = pack_distances(standardise_rows(x)[0].float()).square_()
     kept = torch.ones(len(cells), dtype=torch.bool) if left_out is None else ~left_out
     cells -= cells[kept].mean()
     cells[~kept] = 0
@@ -58,7 +58,7 @@ class Population:
         rng, apart = np.random.default_rng(1), []
         for _ in range(PAIRS // AT_ONCE):
             order = torch.from_numpy(rng.permutation(2 * AT_ONCE))
-            units = [standardise(x[order])[0] for x in self.read(rng, 2 * AT_ONCE, 1)]
+            units = [standardise_rows(x[order])[0] for x in self.read(rng, 2 * AT_ONCE, 1)]
             apart.append([1 - (x[:AT_ONCE] * x[AT_ONCE:]).sum(1).numpy() for x in units])
         sides = [np.concatenate(side) for side in zip(*apart, strict=True)]
         ranked = [rankdata(side) for side in sides]

@@ -9,7 +9,7 @@ rotation one to the first order in the noise; the neighbours that can be found a
 
 import numpy as np
 
-from repsim_cli.studies.vectors.fits import KINDS, centre
+from repsim_cli.studies.vectors.fits import KINDS, centre_pair
 from repsim_cli.studies.vectors.scores import MAIN, hold_out, score_mapped_rows
 
 D, N, DRAWS = 64, 1000, 5
@@ -21,7 +21,7 @@ def drawn(noise: float, seed: int) -> dict[str, tuple[float, float]]:
     rng = np.random.default_rng(seed)
     x, turn = rng.normal(size=(2 * N, D)), np.linalg.qr(rng.normal(size=(D, D)))[0]
     y = x @ turn + 2 + noise * rng.normal(size=x.shape)
-    given, out, mean = centre(x[:N], y[:N]), hold_out(x[N:], y[N:], np.arange(N)), y[:N].mean(0)
+    given, out, mean = centre_pair(x[:N], y[:N]), hold_out(x[N:], y[N:], np.arange(N)), y[:N].mean(0)
     mapped = {kind: KINDS[kind](given, D // 4)(out.x) for kind in KINDS} | {"true": out.x @ turn + 2}
     found = {kind: score_mapped_rows(out, rows, mean) for kind, rows in mapped.items()}
     return {kind: (of["R^2"].value, of[MAIN].value) for kind, of in found.items()}

@@ -13,7 +13,7 @@ from helpers.tiny import perturb
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from repsim_cli.activations.inputs import describe, load_tokenizers, make_sequences
+from repsim_cli.activations.inputs import describe_inputs, load_tokenizers, make_sequences
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import stream_row_blocks
 from repsim_cli.activations.stored import Running
@@ -99,7 +99,7 @@ def run(folder):
         sequences = make_sequences(live, load_tokenizers(live, data, extract), data, extract, 0)
         given = plan_readings(live, extract), Running({"m": module}, sequences), extract, Hardware(batch_size=5)
         parts = [torch.stack(block.rows) for block in stream_row_blocks(*given, iter)]
-        return torch.cat(parts, 1), describe(sequences, data, extract)[0]
+        return torch.cat(parts, 1), describe_inputs(sequences, data, extract)[0]
 
     return read
 

@@ -61,7 +61,7 @@ def slice_heads_by_layer(readings: Sequence[Reading]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-def units(sequences: Sequences, special: Special) -> Int[np.ndarray, "N L"]:
+def number_map_rows(sequences: Sequences, special: Special) -> Int[np.ndarray, "N L"]:
     """Numbers the rows and columns of each sequence's map: for every place its row and column, from 0, or -1.
 
     Words come in order. With `keep`, every token outside words (above all those of the template) has a row as well.
@@ -130,7 +130,7 @@ def stream_attention_maps(
     """
     modules, sequences = running.modules, running.sequences
     layers = slice_heads_by_layer(readings)
-    sizes = units(sequences[readings[0].label], special).max(1) + 1
+    sizes = number_map_rows(sequences[readings[0].label], special).max(1) + 1
     with ExitStack() as stack:
         forwards = {
             r.label: _Forward(
@@ -215,7 +215,7 @@ class _Forward:
                 )
         # copies all layers, so that the model's tensors can be freed
         by_layer = torch.stack([patterns.pop(point) for point in self.reading.points], 1)
-        of = torch.from_numpy(units(given, self.special)).to(by_layer.device)
+        of = torch.from_numpy(number_map_rows(given, self.special)).to(by_layer.device)
         return [
             pool_attention_by_word(p, row, self.special)
             for p, row in zip(by_layer.float().flatten(1, 2), of, strict=True)

@@ -33,7 +33,7 @@ class FeatureSpread(NamedTuple):
     participation: float | None
 
 
-def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
+def measure_spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
     """Measures how the variance of a layer is spread over features, rows and directions; None where all rows are equal.
 
     Sums along rows or features are in the precision of x, sums of these in float64.
@@ -159,7 +159,7 @@ class Diagnosis:
             x = kept.pop(i).gather()
             # the order of sums over blocks shows in the last digits of float64, and must not in the results
             means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
-            shares = spread(x) or (None,) * 4
+            shares = measure_spread(x) or (None,) * 4
             self.rows[layers[i]] = [layers[i].model, layers[i].name, *x.shape, *shares, *means]
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:

@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
         return self._replace(units=self.units[rows], places=self.places[rows])
 
 
-def exchange(
+def find_exchange(
     documents: Rows,
     beginnings: Rows,
     batches: Sequence[Int[np.ndarray, " _"]],

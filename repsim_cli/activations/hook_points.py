@@ -74,7 +74,7 @@ class NoSuchLayer(BadInput):
     """A layer that was selected for all hook points, and that the model does not have."""
 
 
-def parse(name: str) -> HookPoint:
+def parse_hook_point(name: str) -> HookPoint:
     """The hook point of this name.
 
     >>> parse("q@3.h2")
@@ -114,7 +114,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
     """
     points: list[HookPoint] = []
     for name in names:
-        point = parse(name)
+        point = parse_hook_point(name)
         if point.module is not None:
             points += [HookPoint("module", module=path) for path in _match_modules(point.module, source)]
             continue

@@ -300,7 +300,9 @@ def _list_first(ids: Sequence[str]) -> str:
     return ", ".join(ids[:NAMED]) + (f", ... ({len(ids)} in all)" if len(ids) > NAMED else "")
 
 
-def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
+def describe_inputs(
+    sequences: Mapping[str, Sequences], data: Data, extract: Extract
+) -> tuple[dict[str, Any], list[str]]:
     """Describes the data for the manifest, with the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
     count, rows, given = (

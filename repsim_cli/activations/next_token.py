@@ -57,7 +57,9 @@ def compute_logits_at(model: nn.Module, source: Source, batch: Sequences, places
         return read(inputs, mask, **more)[LOGITS][torch.from_numpy(places).to(inputs.device)]
 
 
-def compare(whole: Float[Tensor, "n c"], changed: Float[Tensor, "n c"], wanted: Int[Tensor, " n"]) -> list[Tensor]:
+def compare_next_tokens(
+    whole: Float[Tensor, "n c"], changed: Float[Tensor, "n c"], wanted: Int[Tensor, " n"]
+) -> list[Tensor]:
     """Computes KL(whole || changed) in nats, and how much more the loss is, by row."""
     step, parts = max(1, CELLS // whole.shape[1]), []
     for p, q, ids in zip(whole.split(step), changed.split(step), wanted.split(step), strict=True):

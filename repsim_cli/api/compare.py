@@ -85,7 +85,7 @@ def compare(  # noqa: PLR0913 - the public interface
     finite; what a module raises on a batch passes through, with a note.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
-    with hold():
+    with forget_afterwards():
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else label_entries(models)
@@ -189,7 +189,7 @@ def check_keys(settings: Any) -> None:
 
 
 @contextmanager
-def hold() -> Any:
+def forget_afterwards() -> Any:
     """Forgets, when it ends, the models and texts in memory that were held inside."""
     before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
     try:

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from repsim_cli.api.entries import label_entries, make_model_entry
+from repsim_cli.base.arrays import hash_tensors
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.config.binding import bind_model
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading
-from repsim_cli.models.memory import digest
 from repsim_cli.models.parts import Kept, explain_block_refusal, is_inside
 from repsim_cli.models.sizes import are_resident_together, count_weight_bytes
 from repsim_cli.models.source import Family, Precomputed, Series, Source
@@ -54,7 +54,10 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
         where = str(getattr(module, "name_or_path", "") or "")
         if tokenizer is None and where and Path(where).is_dir():
             tokenizer = _try_or_none(lambda: load_tokenizer(where))
-        facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
+        facts = {
+            "source": f"in memory, a {type(module).__name__}",
+            "weights_hash": hash_tensors(module.state_dict().items()),
+        }
         return OpenedModel(key, InMemory(module), tokenizer, facts)
     label = next(iter(label_entries([given]))) if isinstance(given, str | os.PathLike) else key
     bound = bind_model(label, make_model_entry(label, given))

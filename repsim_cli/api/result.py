@@ -154,7 +154,7 @@ class Result:
         """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
         label = self._find_measure(measure).label
         run = Finished(
-            folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.mark(self.results)
+            folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.mark_labels(self.results)
         )
         make = find_analysis_card("maps").figures
         assert make is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.api.compare import check_keys, hold, read_names
+from repsim_cli.api.compare import check_keys, forget_afterwards, read_names
 from repsim_cli.api.entries import compose_configuration, label_entries, make_model_entry
 from repsim_cli.api.new_run import perform_in
 from repsim_cli.base.arrays import convert_to_tensor
@@ -55,7 +55,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
     check_keys(settings)
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise BadInput(f"layers: not pairs of layers, got {layers!r:.60}; give a list of pairs")
-    with hold():
+    with forget_afterwards():
         named = all(isinstance(each, str | os.PathLike) for each in (old, new))
         models = label_entries(
             [old, new] if named else ["old", "new"], None if names is None else read_names("names", names)

@@ -1,9 +1,11 @@
-"""What a program gives as an array -> a tensor of real numbers."""
+"""What a program gives as an array -> a tensor of real numbers; the hash of tensors."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
@@ -54,3 +56,13 @@ def _find_unreadable(x: Tensor) -> tuple[str, str] | None:
         (x.is_complex(), f"not real numbers, got {x.dtype}", "give real ones, such as x.abs()"),
     )
     return next(((problem, advice) for found, problem, advice in refused if found), None)
+
+
+def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Hashes the names, types, shapes and values of tensors, in this order."""
+    whole = xxhash.xxh3_128()
+    for name, tensor in tensors:
+        x = tensor.detach().cpu().contiguous()
+        whole.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        whole.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
+    return whole.hexdigest()

@@ -22,7 +22,7 @@ LOOK_EVERY = 0.5  # seconds, on systems that do not report the death of a parent
 GRACE = 10.0  # seconds, at most, for processes that end; jobs of a sweep record that they were interrupted
 
 
-def follow(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Makes this process end with the process `parent` that started it: by the kernel on Linux, elsewhere by a thread
     that checks."""
     if sys.platform == "linux":
@@ -115,7 +115,7 @@ def wait_for(workers: Sequence[WorkerProcess], timeout: float | None = None) -> 
 def serve(parent: int, connection: Connection) -> None:
     """Answers calls, in a worker process. It imports what it is asked for only once it follows its parent, since
     imports may take seconds."""
-    follow(parent)
+    end_with_parent(parent)
     garbage.pause()  # until it has imported what the first call needs
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
@@ -134,7 +134,7 @@ def follow_joblib() -> None:
     class Followed(LokyBackend):
         def configure(self, *arguments: Any, **settings: Any) -> int:
             with shield_starts():  # loky's resource tracker, which unblocks interrupts
-                count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
+                count = super().configure(*arguments, initializer=end_with_parent, initargs=(os.getpid(),), **settings)
             with shield_starts():
                 self._workers.submit(int)  # type: ignore[union-attr]  # this starts all of them
             return count

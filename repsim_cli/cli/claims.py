@@ -28,7 +28,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
     if parsed.check and parsed.json:
         raise BadInput("--json: of claims alone, got --check as well; run --check first")
     if parsed.check:
-        check(claims)
+        run_tiny_experiments(claims)
         runs = find_newest_runs(results.find_outputs_root())
         runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
         say(*make_claims_table(claims, read_verdicts(runs)))
@@ -99,7 +99,7 @@ def make_claims_table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str,
         yield f"| {' | '.join(cells)} |"
 
 
-def check(claims: Sequence[Any]) -> None:
+def run_tiny_experiments(claims: Sequence[Any]) -> None:
     """Runs the tiny experiments that test these claims and have no complete run. Raises RunFailed where one fails."""
     there = find_newest_runs(results.find_outputs_root())
     for experiment, name, asked in list_tiny_experiments():

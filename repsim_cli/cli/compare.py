@@ -146,7 +146,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
         same = [folder for folder in others if reader.read_manifest(folder)["name"] == name]
         hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
-    differences, unmatched = comparison.compare(first, second)
+    differences, unmatched = comparison.compare_runs(first, second)
     if parsed.output:
         expand_path(parsed.output).mkdir(parents=True, exist_ok=True)
     given = comparison.find_input_differences(first, second)

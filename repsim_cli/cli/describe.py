@@ -16,7 +16,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.docstrings import EXAMPLE
 from repsim_cli.cli.glossary import look_up_terms
 from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, read_kind
-from repsim_cli.cli.settings import Setting, sample, say_range_and_default
+from repsim_cli.cli.settings import Setting, make_example_value, say_range_and_default
 from repsim_cli.cli.terminal import say
 from repsim_cli.config.presets import TABLES, describe_group, find_conf_folder, read_table_entries
 
@@ -130,7 +130,7 @@ def _narrow(topic: Topic, keys: Sequence[str]) -> Topic:
             settings=setting.inner or {},
             given=value if isinstance(value, dict) else {},
             facts=[say_range_and_default(setting, topic.given, key)],
-            example=f"{command} {shlex.quote(f'{path}={sample(setting, value)}')}",
+            example=f"{command} {shlex.quote(f'{path}={make_example_value(setting, value)}')}",
         )
     return topic
 

@@ -72,7 +72,7 @@ def read_settings(function: Callable[..., Any], without: Collection[str] = ()) -
     }
 
 
-def sample(setting: Setting, value: Any) -> str:
+def make_example_value(setting: Setting, value: Any) -> str:
     """An example value: another choice where there are several, 1 for 0, else the current value, or a placeholder."""
     value = setting.default if value is None else value
     if isinstance(value, str) and "${" in value:  # it follows from another setting

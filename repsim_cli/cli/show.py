@@ -139,19 +139,19 @@ def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> 
     )
     shown = [named for pair in measure.matrices for named in _split_by_hook_point(folder, pair)]
     if brief:
-        yield f"    {spread(np.concatenate([values.ravel() for _, values in shown]))}"
+        yield f"    {say_spread(np.concatenate([values.ravel() for _, values in shown]))}"
     if measure.token_alone:
         yield f"    {measure.token_alone}"
     if brief:
         return
     width = max((len(name) for name, _ in shown[:SHOWN_PAIRS]), default=0)
     for name, values in shown[:SHOWN_PAIRS]:
-        yield f"    {name:{width}}  {spread(values)}"
+        yield f"    {name:{width}}  {say_spread(values)}"
     if len(shown) > SHOWN_PAIRS:
         yield f"    and {len(shown) - SHOWN_PAIRS} more: see results.json"
 
 
-def spread(values: np.ndarray) -> str:
+def say_spread(values: np.ndarray) -> str:
     known = values[~np.isnan(values)]
     if not known.size:
         return "no value"

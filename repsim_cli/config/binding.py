@@ -136,7 +136,7 @@ def bind_components(
     }
 
 
-def expand(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
+def expand_families(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
     """The models by label, with the members of families in place of the families."""
     from repsim_cli.models.source import Family
 

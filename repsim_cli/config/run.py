@@ -22,7 +22,7 @@ from repsim_cli.config.binding import (
     bind_component,
     bind_components,
     check_arguments,
-    expand,
+    expand_families,
     wrap_data_function,
     wrap_measure_function,
 )
@@ -202,7 +202,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: expand(problems, bind_models(problems, plain, unreached)),
+        "model": lambda: expand_families(problems, bind_models(problems, plain, unreached)),
         "measure": lambda: bind_components(
             problems, "measure", {"measure": measured}, registry.measures, wrap_measure_function
         ),

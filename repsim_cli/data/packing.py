@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import Passage, WordTally, align, cut_common_stretches, make_text_passage, mark
+from repsim_cli.data.words import Passage, WordTally, align, cut_common_stretches, make_text_passage, mark_spans
 
 PIECE = 1 << 20  # characters tokenized at a time
 Spans = list[list[int]]  # the first character of each, and the one behind its last
@@ -78,7 +78,7 @@ class Text(Data):
         if extract.unit == "span":
             assert self.spans is not None, "extract.unit=span needs data with spans"
             for number, (document, spans) in enumerate(self.spans()):
-                yield mark(number, document, spans)
+                yield mark_spans(number, document, spans)
             return
         for number, document in enumerate(self.documents()):
             first = 0

@@ -221,9 +221,9 @@ def read_conllu(file: Path, words: Words) -> Iterator[list[Word]]:
                 sentence.append(Word(fields[1], *labels))
             elif words == "surface":
                 written, *before = sentence[-1]
-                sentence[-1] = Word(written, *map(join, before, labels))
+                sentence[-1] = Word(written, *map(join_labels, before, labels))
 
 
-def join(before: str, part: str) -> str:
+def join_labels(before: str, part: str) -> str:
     """Joins the labels of the parts of a word that is written as one, up to this part."""
     return part if before == NO_LABEL else f"{before}+{part}"

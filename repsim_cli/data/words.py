@@ -95,7 +95,7 @@ class Passage(NamedTuple):
         return start if space is None else space
 
 
-def mark(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
+def mark_spans(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
     """A text with spans of its characters, ascending."""
     return Passage(document, (text,), np.asarray(spans, int).reshape(-1, 2))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.estimates import Notices, State, file_warnings, join
+from repsim_cli.engine.estimates import Notices, State, file_warnings, join_warnings
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined
 from repsim_cli.measures import OfAttention
@@ -71,7 +71,7 @@ def estimate_attention(
             notices=notices.get(label, []),
             undefined=undefined.cells[label],
         )
-    return matrices, join(matrices.values())
+    return matrices, join_warnings(matrices.values())
 
 
 def compute_layer_pairs(

@@ -73,7 +73,7 @@ def keep_rows_behind(
         run.manifest["rows_behind"] = _say_why_none(comparison, observed)
     if kept:
         write(run.folder / BEHIND, save({name: part.contiguous() for name, part in kept.items()}))
-        run.write_text(TEXTS, compact(describe(comparison, sequences, len(kept["nearest"][0]), measure)))
+        run.write_text(TEXTS, compact(describe_kept_rows(comparison, sequences, len(kept["nearest"][0]), measure)))
 
 
 def _say_why_none(comparison: Comparison, observed: bool) -> str:
@@ -192,7 +192,9 @@ def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: Inn
     return [(int(a.start) + i, int(b.start) + j) for i, j in cells if near[i, j].isfinite()]
 
 
-def describe(comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str) -> dict[str, Any]:
+def describe_kept_rows(
+    comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str
+) -> dict[str, Any]:
     """Describes the kept rows: the layers, what a row is, which token or word it is of, and the texts that it stands
     in, where they may be kept."""
     extract, numbers = comparison.extract, comparison.numbers(0)[:n]

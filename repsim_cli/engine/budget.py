@@ -157,7 +157,7 @@ def make_untrained_twins(comparison: Comparison) -> Extraction:
     )
 
 
-def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> BudgetSample:
+def sample_budget_rows(comparison: Comparison, sequences: Mapping[str, Sequences]) -> BudgetSample:
     """Takes the rows of a comparison whose rows are clustered. Raises BadInput where their documents are too few."""
     read = replace(comparison, extract=_use_full(comparison.extract), groups=None)
     numbers = read.numbers(0)
@@ -175,7 +175,7 @@ def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Budget
     )
 
 
-def plan(comparison: Comparison) -> str:
+def plan_budget(comparison: Comparison) -> str:
     """Says, for a plan, what will be split, and which models run for it."""
     made = list(make_untrained_twins(comparison).models)
     twins = f"an untrained twin is made and run of: {', '.join(made)}" if made else "no untrained twin is made"

@@ -75,7 +75,9 @@ class Content:
         given = next(iter(sequences.values()), None)
         codes = None if given is None else list_row_labels(given, extract)
         left = None if given is None else mark_kept_rows(given, extract)
-        remedies = {"remedies": [extract.remedies, [] if left is None else digest([left])]} if extract.remedies else {}
+        remedies = (
+            {"remedies": [extract.remedies, [] if left is None else hash_arrays([left])]} if extract.remedies else {}
+        )
 
         def rows_of(reading: Reading) -> str | None:
             identity, source = identities[reading.label], reading.source
@@ -88,7 +90,7 @@ class Content:
                 if isinstance(source, PrecomputedWords):
                     words = [sentence.text for sentence in source.sentences]
                 arrays = {"arrays": identity["weights_hash"], "names": source.names, "words": words}
-                arrays |= {} if source.documents is None else {"documents": digest([np.array(source.documents)])}
+                arrays |= {} if source.documents is None else {"documents": hash_arrays([np.array(source.documents)])}
                 return make_cache_key({"code": reader.key, **arrays})
             return make_activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
@@ -98,12 +100,12 @@ class Content:
             shared={
                 "code": code and code.key,
                 "estimate": extract.estimate,
-                "rows": [extraction.total, digest([extraction.numbers(0)])],
+                "rows": [extraction.total, hash_arrays([extraction.numbers(0)])],
                 "device": torch.device(hardware.device).type,
                 **remedies,
             },
             whole={"seed": extraction.seed, "tile": hardware.tile, **whole},
-            labels=None if codes is None else digest([codes]),
+            labels=None if codes is None else hash_arrays([codes]),
             pairs=pairs,
         )
 
@@ -189,7 +191,7 @@ def make_measure_code_key(measure: Measure) -> dict[str, str | None] | None:
             return code.key
 
 
-def digest(arrays: Iterable[np.ndarray]) -> str:
+def hash_arrays(arrays: Iterable[np.ndarray]) -> str:
     hashed = hashlib.sha256()
     for array in arrays:
         hashed.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())

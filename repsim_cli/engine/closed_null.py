@@ -136,7 +136,7 @@ def compute_tail_p(z: Matrix, skewness: Matrix, heaviness: Matrix) -> Matrix:
     return torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(SMALLEST)
 
 
-def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
+def score_against_null(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z, skewness and heaviness of the inner products of all pairs under the null, in closed form.
 
     Where every pairing has the same value, as where all rows of a side are as far apart, all are as close: p is 1.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from repsim_cli.activations.exchange import Exchange, combine, exchange
+from repsim_cli.activations.exchange import Exchange, combine, find_exchange
 from repsim_cli.activations.inputs import find_stored_documents
 from repsim_cli.activations.places import (
     count_kept_rows,
@@ -83,7 +83,7 @@ class Clusters:
         inside = self._name_varying_inside()
         held = self._codes(inside) if inside and inside != ["position"] else None
         alike = self._codes([name for name in self.held if name not in inside]) if self.held else None
-        found = exchange(self.documents, self.beginnings, batches, alike, held)
+        found = find_exchange(self.documents, self.beginnings, batches, alike, held)
         if found is None:
             return None
         what, names = self.what if found.what == "documents" else found.what, ", ".join(self.held)

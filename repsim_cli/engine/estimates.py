@@ -105,7 +105,7 @@ def keep_first_notices(notices: Iterable[str]) -> list[str]:
     return list(first.values())
 
 
-def join(matrices: Iterable[SimilarityMatrix]) -> list[str]:
+def join_warnings(matrices: Iterable[SimilarityMatrix]) -> list[str]:
     """The warnings of several measures."""
     return keep_first_notices(notice for matrix in matrices for notice in matrix.notices)
 
@@ -114,7 +114,7 @@ def say_notices(matrices: Mapping[str, SimilarityMatrix]) -> Iterator[str]:
     """Says every warning of measures once, after the measures that gave it. Where it is of several layers, the first is
     named, and the range of the first number is that of the others."""
     kinds: dict[str, list[str]] = {}
-    for notice in join(matrices.values()):
+    for notice in join_warnings(matrices.values()):
         layer, _, text = notice.partition("': ")  # LAYER of 'MODEL': TEXT
         kinds.setdefault(re.sub(r"\d[\d.]* ", "# ", text) if text and " of '" in layer else notice, []).append(notice)
     for first, *others in kinds.values():
@@ -226,7 +226,7 @@ def estimate_all_pairs(
             notices=notices.get(label, []),
             undefined=undefined.cells[label],
         )
-    return matrices, join(matrices.values())
+    return matrices, join_warnings(matrices.values())
 
 
 def _observe(

@@ -158,10 +158,10 @@ def compute_mean_products(a: CellSums, b: CellSums, direct: Matrix, places: RowP
     of_rows = (left @ (left if b is a else (b.rows * root).flatten(1)).T).double()
     cross = direct - 2 * of_rows + (first * places.across.flatten()) @ second.T
     cross += (a.within * places.together.flatten()) @ b.within.T
-    return scale(cross, a.squares, b.squares, places).cpu()
+    return scale_to_cells(cross, a.squares, b.squares, places).cpu()
 
 
-def scale(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], places: RowPlaces) -> Matrix:
+def scale_to_cells(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], places: RowPlaces) -> Matrix:
     """Scales means to all cells, from the squares of all cells and of those that meet others."""
     if places.whole:
         return cross

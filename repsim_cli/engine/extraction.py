@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repsim_cli.activations.inputs import (
     check_modality,
-    describe,
+    describe_inputs,
     find_stored_documents,
     load_tokenizers,
     make_sequences,
@@ -51,7 +51,7 @@ def make_noted_sequences(
 
 def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, extract: Extract, of: str = "") -> None:
     """Notes inputs in the manifest, and warns of what is left out of them; of: as of `make_noted_sequences`."""
-    description, notices = describe(sequences, data, extract)
+    description, notices = describe_inputs(sequences, data, extract)
     if of:
         run.input(f"data of {of}", description)
         run.manifest["data"] = run.manifest.get("data", {}) | description

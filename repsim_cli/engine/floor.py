@@ -36,7 +36,7 @@ def compute_median_width(comparison: Comparison) -> int:
     return int(np.median([layer.width for layer in comparison.layers]))
 
 
-def tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[Tensor]:
+def draw_token_tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[Tensor]:
     """Draws rows (n, width) of two tables of normal vectors, one per token, independent of each other."""
     _, codes = np.unique(tokens, return_inverse=True)
     rng = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ def make_floor_observer(
         rows = comparison.numbers(batch)
         of_rows = {"labels": labels(batch), "documents": comparison.documents_apart(batch)}
         for what, codes in known.items():
-            xs = [x.to(device) for x in tables(codes[rows], width, [comparison.seed, batch])]
+            xs = [x.to(device) for x in draw_token_tables(codes[rows], width, [comparison.seed, batch])]
             for label, measure in measures.items():
                 if (value := _average_both_directions(measure, xs, comparison.hardware.tile, of_rows)) is not None:
                     found[label, what] = value

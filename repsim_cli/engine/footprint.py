@@ -41,7 +41,7 @@ from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.kernels import Packed
 from repsim_cli.measures.near_rows import count_block_rows
 from repsim_cli.measures.nearest import count_neighbours
-from repsim_cli.models.sizes import goes_by_block, run_alone
+from repsim_cli.models.sizes import goes_by_block, list_models_alone
 from repsim_cli.runs import cache, results
 
 STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
@@ -341,7 +341,7 @@ def stays_in_cache(extraction: Extraction) -> bool:
 
 def _count_model_runs(comparison: Comparison) -> int:
     """Counts the runs of each model: one, unless its activations do not stay in the cache."""
-    alone = run_alone(comparison.live, comparison.hardware)
+    alone = list_models_alone(comparison.live, comparison.hardware)
     return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _count_row_passes(comparison)
 
 
@@ -349,7 +349,11 @@ def _count_uncached_bytes(comparison: Comparison) -> float:
     """Bytes of the rows of models that run one after the other, where the cache does not take them."""
     if comparison.side_by_side or stays_in_cache(comparison):
         return 0.0
-    alone = comparison.live if comparison.extract.features_changed else run_alone(comparison.live, comparison.hardware)
+    alone = (
+        comparison.live
+        if comparison.extract.features_changed
+        else list_models_alone(comparison.live, comparison.hardware)
+    )
     return (
         4.0
         * _count_extracted_rows(comparison)

@@ -10,7 +10,7 @@ from repsim_cli.models.source import AnySource, Precomputed
 from repsim_cli.runs.results import Run
 
 
-def list_models(groups: Mapping[str, Group]) -> dict[str, list[str]]:
+def list_group_members(groups: Mapping[str, Group]) -> dict[str, list[str]]:
     """The models of the groups where all are listed; none where the run chooses some by a metric."""
     if any(isinstance(group, Ranked) for group in groups.values()):
         return {}
@@ -33,7 +33,7 @@ def check_metrics(groups: Mapping[str, Group], models: Mapping[str, AnySource]) 
                 )
 
 
-def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
+def resolve_groups(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
     """The models of every group. metrics: of all models, in order; models of equal metrics keep this order.
 
     Raises BadInput where a model lacks the metric, or would be in two groups.
@@ -87,7 +87,7 @@ def choose_models(run: Run, groups: Mapping[str, Group], models: Mapping[str, An
         for label, source in (models if ranked else {}).items()
         if not isinstance(source, Precomputed) and source.metrics is not None
     }
-    members = resolve(groups, metrics)
+    members = resolve_groups(groups, metrics)
     noted = {
         name: {label: {by: metrics[label][by] for by in ranked} for label in labels} for name, labels in members.items()
     }

@@ -25,7 +25,7 @@ from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.batches import FEWEST, make_batches_observer
 from repsim_cli.engine.behind import keep_rows_behind
-from repsim_cli.engine.cached import Content, Fill, digest, open_matrices, open_nulls, open_pairs, open_tables
+from repsim_cli.engine.cached import Content, Fill, hash_arrays, open_matrices, open_nulls, open_pairs, open_tables
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, say_notices
 from repsim_cli.engine.expected import RowPlaces, index_row_places
@@ -83,13 +83,15 @@ def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences
         significance={
             "method": significance.method,
             "permutations": None if exchanged is None else [significance.permutations, significance.order],
-            "segments": None if exchanged is None else digest(group for batch in exchanged.batches for group in batch),
-            "documents": digest([comparison.documents]) if null else None,
+            "segments": None
+            if exchanged is None
+            else hash_arrays(group for batch in exchanged.batches for group in batch),
+            "documents": hash_arrays([comparison.documents]) if null else None,
             "jackknife": [significance.jackknife, _needs_jackknife(comparison)],
-            "chance": None if (units := comparison.units) is None else digest([units.units, units.places]),
+            "chance": None if (units := comparison.units) is None else hash_arrays([units.units, units.places]),
         },
         floor=significance.floor,
-        pairs=None if comparison.apart is None else digest([comparison.apart]),
+        pairs=None if comparison.apart is None else hash_arrays([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=plan_passes(widths, comparison.room) if estimate == "moments" else None,
         sampled=comparison.extract.rows if estimate == "sampled" else None,

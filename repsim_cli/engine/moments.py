@@ -15,7 +15,7 @@ from torch import Tensor
 from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.memory import trim
-from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings, join
+from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings, join_warnings
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Cell, Reasons
 from repsim_cli.measures import Measure, rank
@@ -76,7 +76,7 @@ def compute_pairs_from_moments(
         )
         for label, matrix in layers.values.items()
     }
-    return matrices, join(matrices.values())
+    return matrices, join_warnings(matrices.values())
 
 
 def are_exact_in_single(measures: Iterable[Measure]) -> bool:

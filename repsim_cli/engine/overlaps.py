@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.engine.expected import RowPlaces, scale
+from repsim_cli.engine.expected import RowPlaces, scale_to_cells
 from repsim_cli.measures.inner import Matrix
 
 FILLED = 0.05  # share of a matrix that is not 0, from which on it is multiplied as if all were
@@ -37,7 +37,7 @@ def compute_mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
     cross -= _sum_shared(i * places.count + q, weight, of_others) + _sum_shared(j * places.count + p, weight, of_others)
     cross += sum(_sum_shared(p * places.count + q, weight, some) for some in (of_units, of_others))
     squares = torch.from_numpy(np.stack([np.full(len(j), j.shape[1]), met.sum(1)], 1)).double()
-    return scale(torch.from_numpy(cross), squares, squares, places)
+    return scale_to_cells(torch.from_numpy(cross), squares, squares, places)
 
 
 def count_overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]:

@@ -14,7 +14,7 @@ from repsim_cli.engine.one_by_one import compute_pair_values
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import compute_defined_values
 from repsim_cli.measures.features import PreparedFeatures
-from repsim_cli.measures.inner import Products, compute_inner_products, pack, unpack
+from repsim_cli.measures.inner import Products, compute_inner_products, pack_cells, unpack
 from repsim_cli.measures.kernels import AnyKernel, Packed, State
 
 TOGETHER = 8  # orders in a tiled pass
@@ -104,7 +104,7 @@ def _compute_cell_ratio(kernel: AnyKernel, order: Tensor, n: int) -> float:
     not 1 where an order tears documents."""
     if not isinstance(kernel, Packed) or kernel.left_out is None:
         return 1.0
-    torn = pack(unpack(kernel.left_out, n)[order][:, order])
+    torn = pack_cells(unpack(kernel.left_out, n)[order][:, order])
     kept, known = int((~kernel.left_out).sum()), int((~(kernel.left_out | torn)).sum())
     return kept / max(known, 1)
 
@@ -115,7 +115,7 @@ def _reorder(kernel: AnyKernel, state: State, order: Tensor, n: int, whole: floa
     that are known stand for those that are not (whole)."""
     values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
-        cells = pack(unpack(values, n)[order][:, order])
+        cells = pack_cells(unpack(values, n)[order][:, order])
         if kernel.left_out is not None:
             cells.masked_fill_(kernel.left_out, 0).mul_(whole)
         return State(PreparedFeatures(cells, scale))

@@ -173,7 +173,7 @@ def answer_block(solve: Solve, pairs: Sequence[tuple[Any, Any]]) -> "list[Solved
     """Solves pairs on a single thread, in a process that has loaded `solve`: a library that is loaded later has
     threads of its own."""
     with use_one_thread():
-        return [answer(solve, a, b) for a, b in pairs]
+        return [answer_pair(solve, a, b) for a, b in pairs]
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def use_one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
+def answer_pair(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
     """The solved pair, or why it has no value, or the traceback of an unexpected error."""
     try:
         with warnings.catch_warnings():
@@ -206,7 +206,7 @@ def solve_pairs(
     """Solves all pairs, in any order: in this process, or in several where enough work is left."""
     begin = time.monotonic()
     for done, (a, b) in enumerate(cells, 1):
-        yield (a, b), answer(solve, states[a], states[b])
+        yield (a, b), answer_pair(solve, states[a], states[b])
         spent, rest = time.monotonic() - begin, len(cells) - done
         if work is not None and work.processes > 1 and spent > PATIENCE and spent / done * rest > WORTH:
             try:

@@ -204,7 +204,7 @@ def make_measure_records(
     doubtful = dict[str, None]()
     for label, matrix in matrices.items():
         measure = comparison.measures[label]
-        judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
+        judged = judging.judge_significance(significance, measure, matrix, comparison.exchanged, comparison.places)
         for fault in (judged.null or {}).get("not_valid", ()):
             run.warn(f"significance: {label}: not valid: {fault}")
         by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))

@@ -27,7 +27,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction, list_layers
 from repsim_cli.engine.same_layers import SameLayers
-from repsim_cli.models.sizes import goes_by_block, run_alone
+from repsim_cli.models.sizes import goes_by_block, list_models_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.content import Table
@@ -269,7 +269,9 @@ def open_rows(
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
         counts = tally(run, extraction.models)
-        alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
+        alone = list_models_alone(
+            {label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware
+        )
         if extract.features_changed:  # their rows pass twice, and no model runs twice
             alone = [label for label in running if label in alone or label not in entries]
         if alone:

@@ -106,7 +106,7 @@ def _build_cells(rows: Some, classes: Codes, documents: Codes, groups: Codes, to
     return Cells._make([*given, torch.from_numpy(counts), float(len(total)), torch.from_numpy(sizes)])
 
 
-def fold(rows: Some, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
+def fold_rows(rows: Some, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
     """The cells of these rows; tokens, documents and groups are of all rows of the sample."""
     most = documents.max() + 1
     stands_in = np.bincount(np.unique(tokens[rows] * most + documents[rows]) // most, minlength=tokens.max() + 1)
@@ -202,17 +202,17 @@ def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Desig
     groups = _number_document_stretches(documents, GROUPS)
     of_fold = np.split(np.arange(GROUPS), FOLDS)
     inside = [np.isin(groups, of) for of in of_fold]
-    parts = [[fold(np.flatnonzero(rows), tokens, documents, groups) for rows in (each, ~each)] for each in inside]
+    parts = [[fold_rows(np.flatnonzero(rows), tokens, documents, groups) for rows in (each, ~each)] for each in inside]
     folds, others = zip(*parts, strict=True)
     read = [
-        {g: fold(np.flatnonzero(rows & (groups != g)), tokens, documents, groups).within for g in (WHOLE, *of)}
+        {g: fold_rows(np.flatnonzero(rows & (groups != g)), tokens, documents, groups).within for g in (WHOLE, *of)}
         for rows, of in zip(inside, of_fold, strict=True)
         if twins
     ]
     alone = float(np.mean([len(each.alone.rows) / each.alone.total for each in others]))
     within = _number_document_stretches(documents, 2 * GROUPS)
     halves = [np.flatnonzero(within // GROUPS == each) for each in (0, 1)]
-    direction, judged = (fold(half, tokens, documents, within % GROUPS) for half in halves)
+    direction, judged = (fold_rows(half, tokens, documents, within % GROUPS) for half in halves)
     return Design(folds, others, of_fold, read, alone, (direction, judged), tokens, documents)
 
 

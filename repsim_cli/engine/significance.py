@@ -20,7 +20,7 @@ from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.chance import compute_chance_mean
-from repsim_cli.engine.closed_null import compute_tail_p, standardise
+from repsim_cli.engine.closed_null import compute_tail_p, score_against_null
 from repsim_cli.engine.corrections import correct, count_needed_permutations, drop_families, group_into_families
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import index_row_places
@@ -117,7 +117,7 @@ def make_statistics_observer(
         observed = chance(batch, measure, prepared, values)
         if isinstance(prepared, PreparedProducts):
             if settings.method == "closed_form":
-                observed |= standardise(prepared)
+                observed |= score_against_null(prepared)
             if settings.jackknife:
                 observed["se"] = jackknife(prepared, values, clusters(batch))
         if single and not settings.jackknife:
@@ -210,7 +210,7 @@ class JudgedValues(NamedTuple):
     null: dict[str, Any] | None = None
 
 
-def judge(
+def judge_significance(
     settings: Significance,
     measure: Measure,
     matrix: SimilarityMatrix,

@@ -96,7 +96,7 @@ class Worker:
         """Performs a unit; never raises for what goes wrong in it."""
         started, begin, cpu = time.time(), time.monotonic(), time.process_time()
         computed, error = False, None
-        with capture() as log:
+        with capture_log() as log:
             try:
                 computed = self._perform(unit.kind, unit.args)
             except Exception as raised:
@@ -119,7 +119,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def capture() -> Iterator[io.StringIO]:
+def capture_log() -> Iterator[io.StringIO]:
     """Collects what this thread logs and warns of inside the block, as text."""
     text, here = io.StringIO(), threading.get_ident()
     handler = logging.StreamHandler(text)

@@ -280,7 +280,7 @@ def _find_other_families(lacking: Collection[str]) -> list[str]:
     return chosen
 
 
-def cycle(values: Sequence[str], count: int) -> list[str]:
+def repeat_values(values: Sequence[str], count: int) -> list[str]:
     """The first `count` of the values, repeated."""
     return [values[i % len(values)] for i in range(count)]
 

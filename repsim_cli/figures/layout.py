@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.texts import find_axis_objects, fold, list_titles, separate_tick_labels, shorten, shorten_ticks
+from repsim_cli.figures.texts import (
+    find_axis_objects,
+    fold_lines,
+    list_titles,
+    separate_tick_labels,
+    shorten,
+    shorten_ticks,
+)
 
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
@@ -110,7 +117,7 @@ def entitle(figure: Any, title: str, width: float | None) -> None:
     for words in filter(None, (others, first)):
         made = figure.suptitle(words, **place) if words is first else figure.text(0, 0, words, fontsize=SMALL, **place)
         made.set(x=box.x0 / wide, y=edge / high)
-        fold([made], within)
+        fold_lines([made], within)
         edge = made.get_window_extent().y1 / figure.dpi + CLEAR / 2
 
 
@@ -123,7 +130,7 @@ def _surround(figure: Any, width: float) -> float:
         _move_axes_apart(figure, *pair)
     titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
     for axes in titled:
-        fold([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+        fold_lines([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
     if titled:
         _spread_rows(figure, titled)
     if figure._supxlabel is not None:
@@ -132,7 +139,7 @@ def _surround(figure: Any, width: float) -> float:
         if figure._supylabel is not None:
             least = min(least, figure._supylabel.get_window_extent().x0)
         figure._supxlabel.set(x=first / whole.width, ha="left")
-        fold([figure._supxlabel], width - (first - least) / figure.dpi)
+        fold_lines([figure._supxlabel], width - (first - least) / figure.dpi)
     return figure.get_tightbbox().width - width
 
 
@@ -145,10 +152,10 @@ def _fold_labels(figure: Any, width: float) -> None:
     for axes in figure.axes:
         if axes.get_label() == MATRIX:
             below = [part.xaxis.label for part in (axes, *axes.child_axes)]
-            fold(below, axes.get_window_extent().width / figure.dpi)
+            fold_lines(below, axes.get_window_extent().width / figure.dpi)
         if axes.yaxis.label.get_rotation() == 90:
             higher = 1.0 if axes.get_label() == MATRIX else 1.4
-            fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+            fold_lines([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
 
 
 def _spread_rows(figure: Any, panels: Sequence[Any]) -> None:
@@ -199,7 +206,7 @@ def _shrink(figure: Any, width: float) -> None:
         first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi
         left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
         for axes in titled:
-            fold(list_titles(axes), 0.97 * (width - left) / len(columns))
+            fold_lines(list_titles(axes), 0.97 * (width - left) / len(columns))
     # text takes more of a small panel: only squares have to shrink in height as in width
     taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):  # that ticks change with the size may take more turns
@@ -210,7 +217,7 @@ def _shrink(figure: Any, width: float) -> None:
         smaller = max(0.7, 1 - (surplus + 0.005 * (turn + 1)) / wide)
         figure.set_size_inches(wide * smaller, high * smaller**taller)
     for axes in figure.axes:
-        fold([axes.yaxis.label], figure.get_size_inches()[1])
+        fold_lines([axes.yaxis.label], figure.get_size_inches()[1])
 
 
 def _are_alike(panels: Sequence[Any]) -> bool:
@@ -245,14 +252,14 @@ def _stack(figure: Any, width: float) -> float:
     # text takes more of a small panel: only squares have to shrink in height as in width
     high *= new / wide if square else min(1.0, new / wide) ** 0.3
     for axes in panels:
-        fold([axes.yaxis.label], high)
+        fold_lines([axes.yaxis.label], high)
         if across == 1 and left > new:  # long names leave little: texts may stand above and below these
             for text in (*list_titles(axes), axes.xaxis.label):
                 text.set(x=1, ha="right")
-            fold([*list_titles(axes), axes.xaxis.label], left + new)
+            fold_lines([*list_titles(axes), axes.xaxis.label], left + new)
         else:
-            fold(list_titles(axes), new)
-            fold([axes.xaxis.label], new + (between if across > 1 else 0))
+            fold_lines(list_titles(axes), new)
+            fold_lines([axes.xaxis.label], new + (between if across > 1 else 0))
     grown = max(_measure_margins(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
     left, new = left + grown, new - grown / across
     down = -(-len(panels) // across)

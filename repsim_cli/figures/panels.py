@@ -7,7 +7,7 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.layout import find_available_width
-from repsim_cli.figures.texts import fold
+from repsim_cli.figures.texts import fold_lines
 from repsim_cli.runs.content import ON
 
 Item = TypeVar("Item")
@@ -72,7 +72,7 @@ def add_colour_bar(figure: Any, image: Any, label: str, **options: Any) -> Any:
     bar = figure.colorbar(image, cax=axes, **options)
     bar.set_label(label, fontsize=7)
     axes.tick_params(labelsize=6)
-    fold([axes.yaxis.label], long)
+    fold_lines([axes.yaxis.label], long)
     return axes
 
 

@@ -26,7 +26,7 @@ def separate_tick_labels(axis: Any) -> None:
     words = sum(any(map(str.isalpha, label.get_text())) for label in shown) > len(shown) / 2
     if axis.axis_name == "x" and words and all(label.get_rotation() == 0 for label in shown):
         pitch = axis.axes.get_window_extent().width / axis.axes.figure.dpi / len(shown)
-        fold(shown, pitch, least=4)
+        fold_lines(shown, pitch, least=4)
         if not _touch(shown, axis):
             return
         for label in shown:
@@ -46,7 +46,7 @@ def _touch(labels: Sequence[Any], axis: Any) -> bool:
     return any(start < end + APART for (_, end), (start, _) in itertools.pairwise(ends))
 
 
-def fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
+def fold_lines(texts: Sequence[Any], inches: float, least: int = 7) -> None:
     """Breaks each line of the texts that is longer, into lines of so many letters at least; lines that were broken for
     another room are put together before."""
     for text in texts:

@@ -224,6 +224,6 @@ def draw(
         return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks
-    names, makers = jobs(before), jobs(reader.mark(before))
+    names, makers = jobs(before), jobs(reader.mark_labels(before))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
     return save(into or folder / "figures", both, progress, style or read_drawing(folder)) if both else []

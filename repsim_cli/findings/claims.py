@@ -65,7 +65,7 @@ class Judgement:
     unit: str = ""
 
 
-def judge(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
+def judge_claim(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
     """The verdict by the rule. published: the side of the threshold where the publication has the value."""
     p, opposite, beyond = evidence.above, evidence.below, value >= threshold
     if published == "below":
@@ -128,7 +128,7 @@ class Claim:
             return Judgement(verdict=UNTESTABLE, value=None, why=answer.why)
         if isinstance(answer, Fact):
             return Judgement(verdict=answer.verdict, value=answer.value, why=answer.why)
-        return judge(answer.value, self.threshold, answer.evidence, self.published)
+        return judge_claim(answer.value, self.threshold, answer.evidence, self.published)
 
     def verdict(self, measure: str, *given: Any) -> Verdict:
         """Makes the verdict as results.json keeps it. measure: the label of the measure that the claim is tested on."""

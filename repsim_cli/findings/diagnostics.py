@@ -54,7 +54,7 @@ def is_concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
     return max(shares) > options.share or row[PARTICIPATION] < options.participation
 
 
-def shorten(names: Sequence[str]) -> str:
+def join_layer_names(names: Sequence[str]) -> str:
     """Names of layers, consecutive blocks of one hook point, or of one module in each block, joined.
 
     >>> shorten(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
@@ -97,7 +97,7 @@ def describe_concentrated_layers(
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "
-                f"{options.participation:g} ({shorten(named)}); {seen}; "
+                f"{options.participation:g} ({join_layer_names(named)}); {seen}; "
                 f"{f'try {untried}, or all' if untried else 'compare remedies'} by analyses.robustness={{}}"
             )
 

@@ -15,7 +15,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Members
 from repsim_cli.figures.colours import choose_colours
-from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, repeat_values
 from repsim_cli.figures.heatmap import add_tree, draw_heatmap
 from repsim_cli.figures.lines import PANEL, draw_light_grid
 from repsim_cli.figures.panels import set_headline
@@ -227,7 +227,7 @@ def _draw_group_distances(run: Finished, matrix: Matrix) -> Any:
     rng = np.random.default_rng(0)  # points beside each other, the same in every drawing
     names = []
     for place, (kind, pairs) in enumerate(by_kind.items()):
-        values, colour = whole[tuple(np.array(pairs).T)], cycle(COLOURS, place + 1)[place]
+        values, colour = whole[tuple(np.array(pairs).T)], repeat_values(COLOURS, place + 1)[place]
         names.append(" – ".join(kind))
         if len(values) >= VIOLIN and np.ptp(values):
             drawn: Any = axes.violinplot(values, [place], orientation="horizontal", widths=0.8, showextrema=False)
@@ -264,7 +264,7 @@ def _draw_model_distances(run: Finished, matrix: Matrix) -> Any:
     # a model and itself stand apart: white, below the scale of different models
     scale = colormaps[choose_colours(small_is_bright=True)].with_extremes(under="white")
     figure, axes = draw_heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
-    colours = cycle(COLOURS[::2] + COLOURS[1::2], len(run.groups))
+    colours = repeat_values(COLOURS[::2] + COLOURS[1::2], len(run.groups))
     of_models = dict(zip(matrix.rows.layers, number_groups(run.groups), strict=True))
     for axis in (axes.xaxis, axes.yaxis):
         for label in axis.get_ticklabels():

@@ -95,7 +95,7 @@ def find_spectral_clusters(values: Square, larger_is_closer: bool, *, count: int
     """Spectral clusters on the normalised Laplacian of the affinities; their number by `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        vectors = decompose(convert_to_affinities(values, larger_is_closer))
+        vectors = decompose_walk(convert_to_affinities(values, larger_is_closer))
         return lambda k: cluster_eigenvectors(vectors[:, :k])
 
     return choose_partition(values, larger_is_closer, ways, count)
@@ -223,7 +223,7 @@ def draw_walks(apart: Square, count: int) -> Iterator[Square]:
         yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
 
 
-def decompose(near: Square) -> Square:
+def decompose_walk(near: Square) -> Square:
     """The eigenvectors of the random walk, by the normalised Laplacian's eigenvalues, ascending."""
     whole, degrees = laplacian(near, normed=True, return_diag=True)
     _, vectors = scipy.linalg.eigh(whole)
@@ -309,7 +309,7 @@ def have_groups(*partitions: Sequence[Any] | np.ndarray) -> bool:
     return any(len(np.unique(np.asarray(labels))) > 1 for labels in partitions)
 
 
-def parse(groups: Sequence[str], layers: int) -> Labels:
+def parse_ranges(groups: Sequence[str], layers: int) -> Labels:
     """The group of every layer, from ranges of layers in the order of the network, counted from 0.
 
     Raises BadInput for what is no range of layers, and unless every layer is in one group.
@@ -333,7 +333,7 @@ def parse(groups: Sequence[str], layers: int) -> Labels:
 
 
 def list_layer_ranges(labels: Sequence[int]) -> list[str]:
-    """The groups as ranges of layers, which `parse` reads.
+    """The groups as ranges of layers, which `parse_ranges` reads.
 
     >>> list_layer_ranges([0, 0, 1, 1, 0])
     ['0-1 4', '2-3']

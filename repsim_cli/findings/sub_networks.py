@@ -36,7 +36,7 @@ from repsim_cli.findings.partitions import (
     find_spectral_clusters,
     have_groups,
     list_layer_ranges,
-    parse,
+    parse_ranges,
     require_beyond_walks,
 )
 from repsim_cli.runs.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
@@ -72,7 +72,7 @@ class SubNetworks:
             if label not in depths:
                 raise BadInput(f"given: no such model, got '{label}'; {did_you_mean(label, depths)}")
             try:
-                parse(groups, depths[label])
+                parse_ranges(groups, depths[label])
             except BadInput as error:
                 raise BadInput(f"given.{label}: {error}") from None
 
@@ -377,7 +377,9 @@ def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -
     verdicts = []
     for label, layers in run.maps.items():
         deep = {m: at for m, at in layers.places.items() if m != targets and at.stop - at.start >= FEWEST}
-        given = {m: parse(x, deep[m].stop - deep[m].start) for m, x in (options.given or {}).items() if m in deep}
+        given = {
+            m: parse_ranges(x, deep[m].stop - deep[m].start) for m, x in (options.given or {}).items() if m in deep
+        }
         of_seeds = next((given[model] for model in trained if model in given), None)
         if of_seeds is not None:  # seeds of one recipe have the same layers
             given = {**{model: of_seeds for model in trained if model in deep}, **given}

@@ -113,7 +113,7 @@ def find_best_partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> 
     return Partners(Matching(left, right[of_x]), Matching(left[of_y], right))
 
 
-def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
+def fit_least_squares(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
     """Fits x from y by least squares, both centred."""
     a, b = centre(x), centre(y)
     return Fit(torch.linalg.pinv(b[0]) @ a[0] * (a[1] / b[1]))

@@ -73,7 +73,7 @@ def find_cheapest_coupling(cost: Float[np.ndarray, "n m"], pivots: int = PIVOTS)
     return coupling
 
 
-def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
+def find_exact_coupling(cost: Float[np.ndarray, "n m"]) -> Coupling:
     """The exact coupling of least cost with uniform weights."""
     return make_coupling(assign(cost)[0]) if len(cost) == cost.shape[1] else find_cheapest_coupling(cost)
 

@@ -338,7 +338,7 @@ def check_self_products(products: Products) -> None:
             )
 
 
-def cosine(products: Products) -> Matrix:
+def divide_by_norms(products: Products) -> Matrix:
     """Inner products over the norms of both sides."""
     check_self_products(products)
     return products.cross / products.row_squares.sqrt()[:, None] / products.column_squares.sqrt()[None, :]
@@ -346,4 +346,4 @@ def cosine(products: Products) -> Matrix:
 
 def is_cosine(measure: Measure) -> bool:
     """Tells whether the value of the measure is a normalised inner product."""
-    return isinstance(measure, InnerProduct) and measure.value is cosine
+    return isinstance(measure, InnerProduct) and measure.value is divide_by_norms

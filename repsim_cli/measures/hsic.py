@@ -26,7 +26,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, cosine
+from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, divide_by_norms
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.centring import centre_rows, centre_together
 from repsim_cli.measures.features import AnyFeatures, CentredRows, StackedRows
@@ -166,7 +166,12 @@ def cka(*, rows: Rows = "centred") -> Measure:
     """
     kernel, of_moments = _change_features(CENTRED, rows), OF_COVARIANCES if rows == "centred" else None
     return OfHsic(
-        row=kernel, column=kernel, value=cosine, terms=lambda n: (n - 1) ** 2, moments=of_moments, sees=SEEN[rows]
+        row=kernel,
+        column=kernel,
+        value=divide_by_norms,
+        terms=lambda n: (n - 1) ** 2,
+        moments=of_moments,
+        sees=SEEN[rows],
     )
 
 
@@ -199,14 +204,16 @@ def cka_unbiased(*, rows: Rows = "centred") -> Measure:
     1.0
     """
     kernel, apart = _change_features(U_CENTRED, rows), functools.partial(make_cka_across_documents, rows=rows)
-    return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n * (n - 3), apart=apart, sees=SEEN[rows])
+    return OfHsic(
+        row=kernel, column=kernel, value=divide_by_norms, terms=lambda n: n * (n - 3), apart=apart, sees=SEEN[rows]
+    )
 
 
 def make_cka_across_documents(documents: Documents, *, rows: Rows) -> Measure:
     """Makes `cka_unbiased` over pairs of rows of different documents."""
     kernel = replace(U_CENTRED_APART, features=FEATURES[rows], documents=documents)
     same = float(documents.bincount().square().sum())
-    return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n**2 - same - 2 * n)
+    return OfHsic(row=kernel, column=kernel, value=divide_by_norms, terms=lambda n: n**2 - same - 2 * n)
 
 
 class Gaussian(NamedTuple):
@@ -297,11 +304,11 @@ def cka_rbf(*, bandwidth: Above0 = 1.0) -> Measure:
     1.0
     """
     kernel = make_gaussian_kernel(bandwidth)
-    return InnerProduct(row=kernel, column=kernel, value=cosine)
+    return InnerProduct(row=kernel, column=kernel, value=divide_by_norms)
 
 
 def compute_angles(products: Products) -> Matrix:
-    return cosine(products).clamp(-1, 1).arccos()
+    return divide_by_norms(products).clamp(-1, 1).arccos()
 
 
 def mark_small_angles(products: Products, values: Matrix) -> Tensor:

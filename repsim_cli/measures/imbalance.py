@@ -89,11 +89,11 @@ def compute_all_imbalances(rows: Sequence[Nearest], columns: Sequence[Nearest]) 
     return torch.stack([compute_imbalances(row, columns) for row in rows])
 
 
-def measure(documents: Documents | None = None) -> Pairwise:
+def make_imbalance(documents: Documents | None = None) -> Pairwise:
     """documents: of the rows, where the nearest row, and those before it, are of other documents."""
     return Pairwise(
         prepare=find_nearest_neighbours if documents is None else partial(find_nearest_neighbours, documents=documents),
-        apart=measure if documents is None else None,
+        apart=make_imbalance if documents is None else None,
         compare=lambda a, b: float(compute_imbalances(a, [b])),
         compare_all=compute_all_imbalances,
         permute=permute,
@@ -128,4 +128,4 @@ def information_imbalance() -> Measure:
     >>> round(measures.get("information_imbalance")(x, y), 6), round(measures.get("information_imbalance")(y, x), 6)
     (1.0, 1.125)
     """
-    return measure()
+    return make_imbalance()

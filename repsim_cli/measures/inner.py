@@ -329,7 +329,7 @@ def compute_matrix_tile(kernel: AnyKernel, state: State, rows: slice, columns: s
     return kernel.cells(state.fit, compute_gram_tile(state.features, rows, columns), rows, columns)
 
 
-def pack(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:
+def pack_cells(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:
     """The cells i < j, row by row."""
     above = torch.ones_like(square, dtype=torch.bool).triu_(1)
     # numpy chooses cells several times as fast

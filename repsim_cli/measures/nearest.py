@@ -247,7 +247,7 @@ def make_row_functions(value: Callable[[NearestRows, NeighbourStack], Float[Tens
     return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
 
-def measure(
+def make_neighbour_measure(
     functions: Functions,
     k: Places,
     least: int = 0,
@@ -262,7 +262,9 @@ def measure(
     given = {"k": k, "rows": rows} | ({} if documents is None else {"documents": documents})
     return Pairwise(
         prepare=partial(find_neighbours, **given),
-        apart=partial(measure, functions, k, least, overlap, rows=rows) if apart and documents is None else None,
+        apart=partial(make_neighbour_measure, functions, k, least, overlap, rows=rows)
+        if apart and documents is None
+        else None,
         compare=functions.compare,
         compare_all=functions.compare_all,
         of_rows=functions.of_rows if rows == "centred" else None,

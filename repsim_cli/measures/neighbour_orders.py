@@ -7,7 +7,14 @@ from torch import Tensor
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.nearest import TIES, NearestRows, NeighbourStack, Places, make_row_functions, measure
+from repsim_cli.measures.nearest import (
+    TIES,
+    NearestRows,
+    NeighbourStack,
+    Places,
+    make_neighbour_measure,
+    make_row_functions,
+)
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
@@ -87,7 +94,7 @@ def rank_similarity(*, k: Places = 10) -> Measure:
     >>> round(measures.get("rank_similarity", k=2)(x, y), 6)
     0.444444
     """
-    return measure(make_row_functions(rank_value), k)
+    return make_neighbour_measure(make_row_functions(rank_value), k)
 
 
 @measures.register(
@@ -119,7 +126,7 @@ def rank_jaccard(*, k: Places = 10) -> Measure:
     >>> round(measures.get("rank_jaccard", k=2)(x, y), 6)
     0.444444
     """
-    return measure(make_row_functions(rank_jaccard_value), k)
+    return make_neighbour_measure(make_row_functions(rank_jaccard_value), k)
 
 
 @measures.register(
@@ -153,7 +160,7 @@ def lcs_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("lcs_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(make_row_functions(compute_lcs_lengths), k, rows=rows)
+    return make_neighbour_measure(make_row_functions(compute_lcs_lengths), k, rows=rows)
 
 
 @measures.register(
@@ -187,4 +194,4 @@ def edit_distance_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("edit_distance_knn", k=2)(x, y), 6)
     0.0
     """
-    return measure(make_row_functions(edit_value), k, rows=rows)
+    return make_neighbour_measure(make_row_functions(edit_value), k, rows=rows)

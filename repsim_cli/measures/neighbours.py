@@ -19,7 +19,7 @@ from repsim_cli.measures.nearest import (
     NeighbourStack,
     Places,
     make_compare_all,
-    measure,
+    make_neighbour_measure,
     stack,
 )
 from repsim_cli.measures.platonic import Rows
@@ -167,7 +167,9 @@ def mutual_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("mutual_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(make_set_functions(lambda common, k: common / k), k, overlap=lambda state: state.lists, rows=rows)
+    return make_neighbour_measure(
+        make_set_functions(lambda common, k: common / k), k, overlap=lambda state: state.lists, rows=rows
+    )
 
 
 @measures.register(
@@ -199,7 +201,7 @@ def jaccard_knn(*, k: Places = 10) -> Measure:
     >>> round(measures.get("jaccard_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(make_set_functions(lambda common, k: common / (2 * k - common)), k)
+    return make_neighbour_measure(make_set_functions(lambda common, k: common / (2 * k - common)), k)
 
 
 @measures.register(
@@ -231,7 +233,9 @@ def second_order_cosine(*, k: Places = 10) -> Measure:
     >>> round(measures.get("second_order_cosine", k=2)(x, y), 6)
     -1.0
     """
-    return measure(Functions(lambda a, b: float(compute_all_second_order([a], [b])), compute_all_second_order), k)
+    return make_neighbour_measure(
+        Functions(lambda a, b: float(compute_all_second_order([a], [b])), compute_all_second_order), k
+    )
 
 
 @measures.register(
@@ -264,7 +268,7 @@ def cycle_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("cycle_knn", k=1)(x, y), 6)
     0.0
     """
-    return measure(Functions(cycle), k, rows=rows)
+    return make_neighbour_measure(Functions(cycle), k, rows=rows)
 
 
 @measures.register(
@@ -300,7 +304,7 @@ def cknna(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     -1.0
     """
     # its sums are centred over all rows
-    return measure(
+    return make_neighbour_measure(
         Functions(lambda a, b: float(compute_all_cknna([a], [b])), compute_all_cknna),
         k,
         least=4,

@@ -20,7 +20,7 @@ from repsim_cli.measures.alignments import (
     Align,
     couple_neurons,
     find_best_partners,
-    fit,
+    fit_least_squares,
     make_correlation_aligner,
     match_to_best,
     match_to_different,
@@ -42,7 +42,7 @@ from repsim_cli.measures.moments import Axes
 _STACKED = 4  # representations on either side of a product
 
 
-def standardise(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+def standardise_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     """Columns of mean 0 and norm 1, whose products are correlations. Dead neurons are dropped."""
     values = drop_dead_neurons(x).values
     return (values / torch.linalg.vector_norm(values, dim=0)).to(choose_working_dtype(x))
@@ -77,7 +77,7 @@ def make_correlation_measure(value: Value, aligned: Align | None = None) -> Meas
         return value((covariance / a[:, None] / b).clamp(-1, 1))
 
     return Pairwise(
-        prepare=standardise,
+        prepare=standardise_neurons,
         compare=compare,
         compare_all=compare_all,
         moments=Moments(prepare=moments.compute_centred_norms, compare=compute_from_covariance, single=True),
@@ -280,10 +280,12 @@ def compute_multiple_correlations(a: Basis, b: Basis) -> tuple[float, float]:
 
     A neuron lies in the basis of its side, so that its part along the other basis is a product of small matrices.
     """
-    return explain(correlate_bases(a, b), a.loadings, b.loadings)
+    return explain_neurons(correlate_bases(a, b), a.loadings, b.loadings)
 
 
-def explain(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
+def explain_neurons(
+    m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]
+) -> tuple[float, float]:
     """`compute_multiple_correlations` from the overlap of the two bases, and the loadings of neurons on their
     side's."""
 
@@ -295,7 +297,7 @@ def explain(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor,
 
 
 def explain_from_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-    return explain(moments.correlate_axes(a, b, covariance), a.loadings, b.loadings)
+    return explain_neurons(moments.correlate_axes(a, b, covariance), a.loadings, b.loadings)
 
 
 def compute_all_multiple_correlations(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
@@ -345,5 +347,5 @@ def mixedsim() -> Measure:
         compare_all=compute_all_multiple_correlations,
         permute=permute,
         moments=Moments(prepare=moments.find_reliable_axes, compare=explain_from_moments),
-        aligned=fit,
+        aligned=fit_least_squares,
     )

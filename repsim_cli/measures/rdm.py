@@ -16,7 +16,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
-from repsim_cli.measures.base import InnerProduct, Measure, Pairwise, cosine
+from repsim_cli.measures.base import InnerProduct, Measure, Pairwise, divide_by_norms
 from repsim_cli.measures.cards import Card, Invariance
 from repsim_cli.measures.centring import FEW, centre, centre_rows, choose_power_of_two
 from repsim_cli.measures.distance_ranks import rank_distances
@@ -66,7 +66,7 @@ def euclidean(x: Float[Tensor, "n d"]) -> PreparedFeatures:
     return PreparedFeatures(pack_distances(x), scale)
 
 
-def standardise(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n 1"]]:
+def standardise_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n 1"]]:
     """Rows of mean 0 and norm 1, in float64: half the squared distance of two is 1 - their Pearson correlation; and the
     norms of the rows as they came, over those without their means."""
     x = x.double()
@@ -84,7 +84,7 @@ def standardise(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Te
 def rank_correlation_distances(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
     if x.shape[1] < 3:
         raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
-    rows, sizes = standardise(x)
+    rows, sizes = standardise_rows(x)
     units, scale = centre(rows)
     size = float(sizes.square().mean().sqrt())
     return rank_row_distances(units, x, estimate_rounding(x, size / scale, 1 / scale), left_out)
@@ -157,7 +157,7 @@ def make_rank_measure(kernel: Packed) -> InnerProduct:
         return make_rank_measure(replace(kernel, left_out=mark_same_document(documents)))
 
     return InnerProduct(
-        row=kernel, column=kernel, value=cosine, apart=make_measure_apart if kernel.left_out is None else None
+        row=kernel, column=kernel, value=divide_by_norms, apart=make_measure_apart if kernel.left_out is None else None
     )
 
 
@@ -311,7 +311,7 @@ def stress() -> Measure:
 
 
 def compute_root_cosines(products: Products) -> Matrix:
-    return cosine(products).clamp_min(0).sqrt()
+    return divide_by_norms(products).clamp_min(0).sqrt()
 
 
 @measures.register(
@@ -347,7 +347,7 @@ class WhitenedKernel(NamedTuple):
     whitening: Float[Tensor, "n n"]
 
 
-def spread(x: Float[Tensor, "n d"], ridge: float) -> WhitenedKernel:
+def whiten_kernel(x: Float[Tensor, "n d"], ridge: float) -> WhitenedKernel:
     x = centre(x)[0].double()
     kernel = x @ x.T / len(x) + ridge * torch.eye(len(x), dtype=torch.float64, device=x.device)
     whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(kernel), torch.eye(len(x)).to(kernel), upper=False)
@@ -384,7 +384,7 @@ def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
     True
     """
     return Pairwise(
-        prepare=lambda x: spread(x, ridge),
+        prepare=lambda x: whiten_kernel(x, ridge),
         compare=riemannian_distance,
         permute=lambda state, order: WhitenedKernel(*(matrix[order][:, order] for matrix in state)),
         work=lambda rows: (10.0 * rows**3, 14.0 * rows**3),

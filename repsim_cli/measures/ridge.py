@@ -77,7 +77,7 @@ class Left(NamedTuple):
     moments: list[Float[Tensor, "d d"]]
 
 
-def decompose(x: FoldSums) -> list[Left]:
+def decompose_folds(x: FoldSums) -> list[Left]:
     """Decomposes the covariance without each fold, and without each two of them."""
     squares, every = [part.T @ part for part in x.rows], range(len(x.rows))
     found = []
@@ -144,7 +144,7 @@ def hold_out_all(
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for b, column in enumerate(columns):
         x = sum_folds(column, parts)
-        without = decompose(x)
+        without = decompose_folds(x)
         for a, row in enumerate(rows):
             values[a, b] = predict(sum_squared_errors(x, sum_folds(row, parts), without), len(parts))
     return values

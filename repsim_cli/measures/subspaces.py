@@ -15,7 +15,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import From0
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import fit, make_canonical_aligner
+from repsim_cli.measures.alignments import fit_least_squares, make_canonical_aligner
 from repsim_cli.measures.base import InnerProduct, Measure
 from repsim_cli.measures.bases import (
     AFFINE,
@@ -168,7 +168,7 @@ def eigenspace_overlap() -> Measure:
     )
 
 
-def explain(products: Products) -> Matrix:
+def compute_share_in_subspace(products: Products) -> Matrix:
     """<K_a, P_b> / tr K_a, where the trace is the number of rows."""
     return products.cross / products.rows[0].features.rows
 
@@ -206,7 +206,9 @@ def linear_regression() -> Measure:
     (0.8, 1.0)
     """
     of_moments = Moments(prepare=moments.find_reliable_axes, compare=explain_by_moments)
-    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explain, moments=of_moments, aligned=fit)
+    return InnerProduct(
+        row=CENTRED, column=PROJECTOR, value=compute_share_in_subspace, moments=of_moments, aligned=fit_least_squares
+    )
 
 
 def make_smoother_features(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatures:

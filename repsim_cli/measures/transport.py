@@ -16,7 +16,7 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Seed, Share, Small
 from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
-from repsim_cli.measures.assignment import Coupling, make_coupling, plan, read_matching
+from repsim_cli.measures.assignment import Coupling, find_exact_coupling, make_coupling, read_matching
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
@@ -54,15 +54,15 @@ def make_start_couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
 def match_by_values(a: Space, b: Space) -> Iterator[Coupling]:
     """Rows matched by their means, and of few rows also by their values in order, and after neurons were matched so."""
     # uniform features, which match the rows by their means, are cheap to try
-    yield plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
+    yield find_exact_coupling(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
     if len(a.rows) >= BLOCKED:
         return
-    yield plan(-(spread(a.rows) @ spread(b.rows).T))
-    features = plan(-(spread(a.rows.T) @ spread(b.rows.T).T))
-    yield plan(-2 * a.rows @ features @ b.rows.T)
+    yield find_exact_coupling(-(take_quantiles(a.rows) @ take_quantiles(b.rows).T))
+    features = find_exact_coupling(-(take_quantiles(a.rows.T) @ take_quantiles(b.rows.T).T))
+    yield find_exact_coupling(-2 * a.rows @ features @ b.rows.T)
 
 
-def spread(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
+def take_quantiles(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
     """The values of each row in order, as so many quantiles."""
     return np.quantile(rows, np.linspace(0, 1, QUANTILES), axis=1).T
 
@@ -77,13 +77,15 @@ def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
     """Finds the least augmented objective, alternating between the best coupling of features and that of rows; never
     above that of the start with its best coupling of features."""
     left, right, x, y = a.distances, b.distances, a.rows, b.rows
-    features = plan(-2 * x.T @ samples @ y)
+    features = find_exact_coupling(-2 * x.T @ samples @ y)
     start = Solution(add_objectives(a, b, samples, features, alpha), samples, features)
     best = start._replace(value=np.inf)
     for step in range(STEPS):
-        features = plan(-2 * x.T @ samples @ y) if step else features
+        features = find_exact_coupling(-2 * x.T @ samples @ y) if step else features
         cost = x**2 @ features.sum(1)[:, None] + (y**2 @ features.sum(0))[None] - 2 * x @ features @ y.T
-        samples = descend(samples, left, right, alpha, (1 - alpha) * cost).coupling if alpha else plan(cost)
+        samples = (
+            descend(samples, left, right, alpha, (1 - alpha) * cost).coupling if alpha else find_exact_coupling(cost)
+        )
         value = add_objectives(a, b, samples, features, alpha)
         settled = value >= best.value - SETTLED * best.value
         if value < best.value:
@@ -129,12 +131,12 @@ def convert_to_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 def compute_assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
     cost = compute_cross_distances(a, b)
-    return float(np.sum(plan(cost) * cost))
+    return float(np.sum(find_exact_coupling(cost) * cost))
 
 
-def assign(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
+def assign_rows(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
     """The coupling of the rows of least mean distance."""
-    return OfOneKind(torch.from_numpy(np.asarray(plan(compute_cross_distances(x, y)))), "rows")
+    return OfOneKind(torch.from_numpy(np.asarray(find_exact_coupling(compute_cross_distances(x, y)))), "rows")
 
 
 def compute_cross_distances(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[np.ndarray, "n n"]:
@@ -177,7 +179,7 @@ def wasserstein() -> Measure:
     return Pairwise(
         prepare=convert_to_double,
         compare=compute_assignment_distance,
-        aligned=assign,
+        aligned=assign_rows,
         slow=Slow(products=1.5),
         copies=2.0,
     )

@@ -118,7 +118,7 @@ def apply_adapter(source: Source, where: str, folder: Callable[[], Path], base: 
     """
 
     def merge_in(model: nn.Module) -> nn.Module:
-        return merge(model, read_adapter(folder()))
+        return merge_adapter(model, read_adapter(folder()))
 
     def identity() -> dict[str, Any]:
         known, adapter = source.identity(), read_adapter(folder())
@@ -203,7 +203,7 @@ def _find_ranks_and_alphas(
     return ranks, alphas
 
 
-def merge(model: Any, adapter: Adapter) -> Any:
+def merge_adapter(model: Any, adapter: Adapter) -> Any:
     """The model, with the adapter merged into its weights in place."""
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 

@@ -28,7 +28,7 @@ from repsim_cli.models.points import (
     drop_hook_points,
     guess_architecture,
     mark_parallel,
-    resolve,
+    resolve_points,
 )
 from repsim_cli.models.recurrent import RECURRENT
 from repsim_cli.models.seq2seq import SEQ2SEQ
@@ -83,7 +83,7 @@ def find_architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
         return guess_architecture(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())
-    return resolve(table if isinstance(table, Architecture) else table(config), skeleton)
+    return resolve_points(table if isinstance(table, Architecture) else table(config), skeleton)
 
 
 def _build_lens_architecture(

@@ -19,7 +19,7 @@ from repsim_cli.models.points import (
     make_dense_stack,
     mark_parallel,
     read_interleaved,
-    scale,
+    scale_additions,
     take_equal_part,
     take_hidden_states,
     vary,
@@ -61,7 +61,7 @@ def add_bias(value: Any, heads: int) -> Tensor:
 
 
 def granite(config: Any) -> Architecture:
-    return scale(LLAMA, config.residual_multiplier)
+    return scale_additions(LLAMA, config.residual_multiplier)
 
 
 def granite_swa(config: Any) -> Architecture:
@@ -70,7 +70,7 @@ def granite_swa(config: Any) -> Architecture:
 
 def hyperclovax(config: Any) -> Architecture:
     table = vary(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")})
-    return scale(table, config.residual_multiplier)
+    return scale_additions(table, config.residual_multiplier)
 
 
 def granitemoe(config: Any) -> Architecture:
@@ -78,7 +78,7 @@ def granitemoe(config: Any) -> Architecture:
         LLAMA,
         block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=take_widest)},
     )
-    table = scale(table, config.residual_multiplier)
+    table = scale_additions(table, config.residual_multiplier)
     return drop_hook_points(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
 
 
@@ -211,7 +211,7 @@ DECODERS: Tables = {
     "bitnet": LLAMA,
     "glm": vary(LLAMA, block=FUSED),
     "phi3": phi3,
-    "minicpm3": lambda config: scale(LLAMA, config.scale_depth / sqrt(config.num_hidden_layers)),
+    "minicpm3": lambda config: scale_additions(LLAMA, config.scale_depth / sqrt(config.num_hidden_layers)),
     "granite": granite,
     "granite_swa": granite_swa,
     "hyperclovax": hyperclovax,

@@ -17,7 +17,7 @@ from repsim_cli.models.points import (
     drop_hook_points,
     make_dense_stack,
     put_batch_first,
-    scale,
+    scale_additions,
     take_equal_part,
     vary,
 )
@@ -201,5 +201,5 @@ ENCODERS: Tables = {
     ),
     "eurobert": LLAMA,
     "ultrabert": LLAMA,
-    "esmc": lambda config: scale(LLAMA, (36 / config.num_hidden_layers) ** 0.5),
+    "esmc": lambda config: scale_additions(LLAMA, (36 / config.num_hidden_layers) ** 0.5),
 }

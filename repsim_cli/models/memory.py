@@ -2,14 +2,12 @@
 this process alone can resolve."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-import xxhash
 from torch import Tensor, nn
 
-from repsim_cli.base.arrays import convert_to_tensor
+from repsim_cli.base.arrays import convert_to_tensor, hash_tensors
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import models
 from repsim_cli.data.memory import explain_gone
@@ -41,16 +39,6 @@ def hold(model: AnySource) -> dict[str, str]:
     return {"kind": "memory", "key": key}
 
 
-def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash over names, types, shapes and values."""
-    whole = xxhash.xxh3_128()
-    for name, tensor in tensors:
-        x = tensor.detach().cpu().contiguous()
-        whole.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        whole.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
-    return whole.hexdigest()
-
-
 def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
     """A transformers model, with a head or without, which is copied when it runs.
 
@@ -77,7 +65,7 @@ def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
             raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
         return copy_module(model, how=how)
 
-    weights = digest(model.state_dict().items())
+    weights = hash_tensors(model.state_dict().items())
     made = build_source_from_config(
         model.config,
         tokens,
@@ -115,6 +103,6 @@ def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
         rows=counts[0],
         widths=[x.shape[1] for x in rows.values()],
         read=lambda name, part: rows[name][part].float(),
-        identity=lambda: {"source": "arrays in memory", "weights_hash": digest(rows.items())},
+        identity=lambda: {"source": "arrays in memory", "weights_hash": hash_tensors(rows.items())},
         constant={name for name, x in rows.items() if len(x) > 1 and bool((x == x[0]).all())},
     )

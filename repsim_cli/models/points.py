@@ -1,8 +1,8 @@
 """Where the hook points of a model are: modules of its backbone, and what is read of them.
 
 The table of a type is an Architecture: the path of its list of blocks, and a Point for every kind of hook point, with
-paths inside a block. `make_dense_stack`, `vary` and `mark_parallel` make them from layouts; `resolve` compares a table
-with the modules of a model and says why a block lacks a point.
+paths inside a block. `make_dense_stack`, `vary` and `mark_parallel` make them from layouts; `resolve_points` compares a
+table with the modules of a model and says why a block lacks a point.
 
 Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
 """
@@ -220,7 +220,7 @@ def mark_parallel(table: Architecture) -> Architecture:
     return drop_hook_points(table, PARALLEL, "resid_mid")
 
 
-def scale(table: Architecture, factor: float) -> Architecture:
+def scale_additions(table: Architecture, factor: float) -> Architecture:
     """The table where what attention and MLP add to the stream is multiplied by a factor."""
     points = {kind: table.block[kind] for kind in ("attn_out", "mlp_out") if kind in table.block}
     return vary(table, block={kind: p._replace(pick=partial(scale_pick, p.pick, factor)) for kind, p in points.items()})
@@ -235,10 +235,10 @@ def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -
     return all(point is not None and point.module in modules for point in points)
 
 
-def resolve(table: Architecture, skeleton: nn.Module) -> Architecture:
+def resolve_points(table: Architecture, skeleton: nn.Module) -> Architecture:
     """The table with the points that some or all blocks of a model lack, as `missing` and `lacks`."""
     if table.stacks:
-        return replace(table, stacks={name: resolve(stack, skeleton) for name, stack in table.stacks.items()})
+        return replace(table, stacks={name: resolve_points(stack, skeleton) for name, stack in table.stacks.items()})
     modules = dict(skeleton.named_modules())
     if table.shared is None:  # children() leaves blocks out that occur again
         layers = range(len(skeleton.get_submodule(table.blocks)._modules))  # pyright: ignore[reportPrivateUsage]

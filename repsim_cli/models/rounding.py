@@ -33,7 +33,7 @@ class Quantize:
     bits: Annotated[int, Field(ge=2, le=16)] = 8
 
 
-def mark(source: Source, quantize: Quantize) -> Source:
+def mark_rounding(source: Source, quantize: Quantize) -> Source:
     """The source, whose identity says how its weights are made coarser."""
 
     def identity() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def mark(source: Source, quantize: Quantize) -> Source:
 
 def add_rounding(source: Source, quantize: Quantize) -> Source:
     return replace(
-        mark(source, quantize),
+        mark_rounding(source, quantize),
         load=lambda eager, how=WHOLE: round_weights(source.load(eager, keep_in_one_place(how)), quantize.bits),
         with_head=lambda auto, how=WHOLE: round_weights(source.with_head(auto, keep_in_one_place(how)), quantize.bits),
         parts=False,

@@ -64,7 +64,7 @@ def count_resident_bytes(sources: Sequence[Source], hardware: Hardware, *, toget
     return max([at_once, *(count_by_block_bytes(source, hardware.dtype) for source in by_block)])
 
 
-def run_alone(sources: Mapping[str, Source], hardware: Hardware) -> list[str]:
+def list_models_alone(sources: Mapping[str, Source], hardware: Hardware) -> list[str]:
     """The labels of the models that are in memory alone, one after the other: those that run by block, and the others
     too where not all of them are in memory at once."""
     others = [label for label, source in sources.items() if not goes_by_block(source, hardware)]

@@ -50,7 +50,7 @@ from repsim_cli.models.library import hold_loading_lock, import_transformers
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache, place_model
 from repsim_cli.models.pretrained import HEADLESS, choose_attention, load, load_with_head
 from repsim_cli.models.quantized import check_quantize
-from repsim_cli.models.rounding import Quantize, add_rounding, mark
+from repsim_cli.models.rounding import Quantize, add_rounding, mark_rounding
 from repsim_cli.models.source import Source, refuse_head
 from repsim_cli.models.tokenizers import load_tokenizer, share_tokenizer
 
@@ -80,7 +80,7 @@ def transformers(
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)
-        return replace(mark(make_source_from_place(at, quantize), quantize), bits=quantize.bits)
+        return replace(mark_rounding(make_source_from_place(at, quantize), quantize), bits=quantize.bits)
     source = make_source_from_place(at)
     if path is not None and not is_gguf(at.where):
         check_blocks(at.says.lists, source.layers, read_weight_names(find_weight_files(Path(at.where))), at.where)

@@ -136,7 +136,7 @@ class PairDifference(NamedTuple):
         return None if units is None or np.isnan(units[self._most]) else float(units[self._most])
 
 
-def compare(first: Path, second: Path) -> tuple[list[PairDifference], list[str]]:
+def compare_runs(first: Path, second: Path) -> tuple[list[PairDifference], list[str]]:
     """The differences, and what only one of the runs has. Raises BadInput where they share nothing."""
     left, right = _read_matrix_blocks(first), _read_matrix_blocks(second)
     differences, unmatched = [], []

@@ -27,7 +27,7 @@ from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUA
 from repsim_cli.runs.reader import (
     find_closest_cell,
     has_results,
-    mark,
+    mark_labels,
     mark_missing_cells,
     read_array,
     read_config,
@@ -60,7 +60,7 @@ def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
     among: runs of the page, which share its room, so many numbers. A run with more than its share has block means.
     """
     manifest = read_manifest(folder)
-    whole = mark(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
+    whole = mark_labels(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = {
         measured.label: (base, remedy, measured)
         for base, by_remedy in whole.index_by_remedy().items()

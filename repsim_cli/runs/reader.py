@@ -209,7 +209,7 @@ def qualify(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict
     return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
 
 
-def mark(results: Results) -> Results:
+def mark_labels(results: Results) -> Results:
     """Results as they are drawn: marks are appended to their labels.
 
     >>> mark(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings

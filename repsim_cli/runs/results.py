@@ -268,7 +268,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
             drop_empty(candidate)
             raise BadInput(explain(error, candidate, ELSEWHERE)) from error
         try:
-            return Run(candidate, manifest, claim(candidate))
+            return Run(candidate, manifest, claim_folder(candidate))
         except OSError as error:
             shutil.rmtree(candidate, ignore_errors=True)
             drop_empty(candidate.parent)
@@ -288,7 +288,7 @@ def take_unused(folder: Path) -> Path:
             candidate = folder.with_name(f"{folder.name}-{number}")
 
 
-def claim(folder: Path) -> Any:
+def claim_folder(folder: Path) -> Any:
     """The folder's lock. Raises BadInput where another process writes there."""
     import filelock
 
@@ -312,7 +312,7 @@ def reopen(folder: Path) -> Run:
     """A run that did not end, to resume. Raises BadInput where another process writes there."""
     check_links_inside(folder)
     manifest = read_manifest(folder)
-    lock = claim(folder)
+    lock = claim_folder(folder)
     for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:
         left.unlink(missing_ok=True)
     manifest.pop("files", None)  # they are written again
@@ -335,7 +335,7 @@ def amend(folder: Path) -> Iterator[Run]:
     manifest = read_manifest(folder)
     if not has_results(manifest):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
-    run = Run(folder, read_manifest(folder), claim(folder))
+    run = Run(folder, read_manifest(folder), claim_folder(folder))
     try:
         yield run
     finally:

@@ -171,7 +171,7 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
         {
             "code": CODE,
             "config": hash_config(config.to_dict()),
-            "tokenizer": digest(words.backend_tokenizer.to_str()),
+            "tokenizer": hash_json(words.backend_tokenizer.to_str()),
             "text": hash_documents(text),
             "recipe": asdict(recipe),
             "seed": SHARED_SEED,
@@ -181,7 +181,7 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
     )
 
 
-def digest(content: Any) -> str:
+def hash_json(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -38,7 +38,7 @@ from repsim_cli.training.encoder import (
     SharedEncoder,
     check_length,
     define_language_model,
-    digest,
+    hash_json,
     load_mask_tokenizer,
 )
 from repsim_cli.training.finetune import (
@@ -207,7 +207,7 @@ class Classifiers:
     def tokens_and_digest(self) -> tuple[Any, str]:
         """The tokenizer, and its digest, taken before any use: use stores truncation in it."""
         words = self._make_tokens()
-        return words, digest(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
+        return words, hash_json(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
 
     def tokens(self) -> Any:
         return self.tokens_and_digest[0]
@@ -223,7 +223,7 @@ class Classifiers:
         return encoded
 
     def _content(self, name: str) -> str:
-        return digest([list(vars(example).values()) for example in self.sets[name].examples()[0]])
+        return hash_json([list(vars(example).values()) for example in self.sets[name].examples()[0]])
 
     def parts(self, shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         encoder = self.start.encoder

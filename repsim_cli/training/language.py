@@ -22,8 +22,8 @@ from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.encoder import (
     RECORD,
-    digest,
     hash_documents,
+    hash_json,
     make_trained_source,
     open_untrained,
     take_text,
@@ -98,7 +98,7 @@ def language_model(
             "kind": "language_model",
             "code": CODE,
             "config": hash_config(settings.to_dict()),
-            "tokenizer": digest(words.backend_tokenizer.to_str()),
+            "tokenizer": hash_json(words.backend_tokenizer.to_str()),
             "text": hash_documents(running),
             "objective": [objective, hidden] if objective == "masked" else [objective],
             "recipe": asdict(recipe),

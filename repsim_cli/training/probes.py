@@ -178,7 +178,9 @@ class ProbeFit(NamedTuple):
     p: float | None = None
 
 
-def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int) -> ProbeFit:
+def fit_probe(
+    probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int
+) -> ProbeFit:
     """A probe on a target. Features are not scaled; a number is standardised over the fitted rows."""
     from sklearn.exceptions import ConvergenceWarning
 
@@ -265,7 +267,9 @@ def fit_unit(
     with threadpool_limits(1):
         if unit.probe != LINEAR:
             classes = targets[unit.target][split.shuffled] if unit.control else targets[unit.target]
-            return unit, [((unit.probe, unit.target, unit.control), fit(PROBES[unit.probe], x, classes, split, seed))]
+            return unit, [
+                ((unit.probe, unit.target, unit.control), fit_probe(PROBES[unit.probe], x, classes, split, seed))
+            ]
         linear = {PROBES[name].task: name for name in probes if PROBES[name].linear}
         records = []
         for control in (False, True):

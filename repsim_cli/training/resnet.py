@@ -244,10 +244,10 @@ def _draw_augmented_batches(
     size = min(recipe.batch_size, len(order))
     for start in range(0, size * _count_epoch_steps(len(order), recipe), size):
         rows = torch.from_numpy(order[start : start + size]).to(seen.pixels.device)
-        yield LabelledImages(augment(seen.pixels[rows], recipe, draw), seen.codes[rows])
+        yield LabelledImages(augment_images(seen.pixels[rows], recipe, draw), seen.codes[rows])
 
 
-def augment(
+def augment_images(
     pixels: Float[Tensor, "n c h w"], recipe: ImageRecipe, draw: np.random.Generator
 ) -> Float[Tensor, "n c h w"]:
     """Mirrors images or not, and shifts them, each as drawn."""

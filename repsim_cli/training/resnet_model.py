@@ -28,7 +28,7 @@ from repsim_cli.data.images import Patches
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.configs import hash_config
 from repsim_cli.models.loading import WHOLE, place_model
-from repsim_cli.models.points import Architecture, Point, resolve
+from repsim_cli.models.points import Architecture, Point, resolve_points
 from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS, MODEL_TYPE = "config.json", "model.safetensors", "resnet9"
@@ -205,7 +205,7 @@ def make_resnet_source(
         context=1,
         parameters=sum(weights.numel() for weights in skeleton.parameters()),
         vocabulary=0,
-        architecture=resolve(ARCHITECTURE, skeleton),
+        architecture=resolve_points(ARCHITECTURE, skeleton),
         model_type=MODEL_TYPE,
         build=lambda: skeleton,
         # an image is a single place: layers have places of their own

@@ -9,9 +9,9 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-import xxhash
 from torch import Tensor, nn
 
+from repsim_cli.base.arrays import hash_tensors
 from repsim_cli.runs.results import write
 
 log = logging.getLogger("repsim")
@@ -42,17 +42,8 @@ def save_state(
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
     held = {name: x.contiguous() for name, x in tensors.items()}
-    metadata = {"draw": json.dumps(draw.bit_generator.state), "digest": digest(held)}
+    metadata = {"draw": json.dumps(draw.bit_generator.state), "digest": hash_tensors(sorted(held.items()))}
     write(file, safetensors.torch.save(held, metadata))
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """The hash of the names and bytes of tensors."""
-    made = xxhash.xxh3_128()
-    for name, x in sorted(tensors.items()):
-        made.update(name.encode())
-        made.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return made.hexdigest()
 
 
 def is_resumable(file: Path | None) -> bool:
@@ -62,7 +53,9 @@ def is_resumable(file: Path | None) -> bool:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             known = opened.metadata() or {}
-        whole = "draw" in known and known.get("digest") == digest(safetensors.torch.load_file(file))
+        whole = "draw" in known and known.get("digest") == hash_tensors(
+            sorted(safetensors.torch.load_file(file).items())
+        )
     except safetensors.SafetensorError:
         whole = False
     if not whole:

@@ -16,7 +16,7 @@ from helpers.tiny import perturb
 from helpers.tiny_configs import NAMES, model_type, tiny_config
 
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import count_stack_blocks, expand, locate, parse
+from repsim_cli.activations.hook_points import count_stack_blocks, expand, locate, parse_hook_point
 from repsim_cli.base import registry
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES
@@ -140,7 +140,7 @@ def test_identities(name, monkeypatch):
     for stack, table in run.stacks.items():
         check_stream(run, stack, table)
         prefix = f"{stack}." if stack else ""
-        for layer in range(count_stack_blocks(parse(f"{prefix}resid_post"), run.source)):
+        for layer in range(count_stack_blocks(parse_hook_point(f"{prefix}resid_post"), run.source)):
             here = {
                 kind: run.found[f"{prefix}{kind}@{layer}"]
                 for kind in table.block
@@ -161,7 +161,7 @@ def check_stream(run, stack, table):
     """Blocks follow each other; the last one, or the norm after it, gives the output of the model, bit for bit."""
     prefix = f"{stack}." if stack else ""
     stream = [run.found[f"{prefix}embed"]]
-    for layer in range(count_stack_blocks(parse(f"{prefix}resid_post"), run.source)):
+    for layer in range(count_stack_blocks(parse_hook_point(f"{prefix}resid_post"), run.source)):
         assert torch.equal(run.found[f"{prefix}resid_pre@{layer}"], stream[-1])
         stream.append(run.found[f"{prefix}resid_post@{layer}"])
         assert not torch.equal(stream[-1], stream[-2])

@@ -31,7 +31,7 @@ from repsim_cli.models.sizes import (
     count_resident_bytes,
     count_weight_bytes,
     goes_by_block,
-    run_alone,
+    list_models_alone,
 )
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import quiet
@@ -332,7 +332,7 @@ def test_auto_is_by_block_where_the_weights_take_more_than_half_of_the_memory(ty
         == count_weight_bytes(source, "float32")
     )
     assert count_resident_bytes([source, source], always) == count_by_block_bytes(source, "float32")
-    assert run_alone({"a": source, "b": source}, always) == ["a", "b"]
+    assert list_models_alone({"a": source, "b": source}, always) == ["a", "b"]
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
+from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, measure_spread
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import HeldRows, RowBlock
 from repsim_cli.runs.content import DIAGNOSTICS, PLACES
@@ -26,7 +26,7 @@ def skewed(n: int, d: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("n", "d"), [(300, 7), (120, 150)])
 def test_the_spread_is_that_of_plain_numpy(n, d):
     x = skewed(n, d)
-    found = spread(torch.from_numpy(x).float())
+    found = measure_spread(torch.from_numpy(x).float())
     covariance = np.cov(x.T)
     norms = np.sort(((x - x.mean(0)) ** 2).sum(1))
     assert found is not None
@@ -45,7 +45,7 @@ def slow_participation(x: np.ndarray) -> float:
 @pytest.mark.parametrize(("n", "d"), [(4, 3), (7, 2), (8, 30)])
 def test_the_participation_ratio_is_that_of_all_differences_of_rows(n, d):
     x = skewed(n, d)
-    found = spread(torch.from_numpy(x))
+    found = measure_spread(torch.from_numpy(x))
     assert found is not None
     assert found.participation == pytest.approx(min(slow_participation(x), d))
 
@@ -54,36 +54,36 @@ def test_the_participation_ratio_is_that_of_all_differences_of_rows(n, d):
 def test_the_participation_ratio_is_not_that_of_few_rows(n, d):
     """The ratio of independent features is their number; that of the sample's covariance matrix is n at most."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(n, d)))
-    found = spread(x)
+    found = measure_spread(x)
     assert found is not None
     assert found.participation == pytest.approx(d, rel=0.1)
-    line = spread(x[:, :1] * torch.ones(1, d))
+    line = measure_spread(x[:, :1] * torch.ones(1, d))
     assert line is not None
     assert line.participation == pytest.approx(1)
-    few = spread(x[:3])
+    few = measure_spread(x[:3])
     assert few is not None
     assert few.participation is None
 
 
 def test_too_few_rows_have_no_largest_percent_and_equal_rows_no_spread():
-    found = spread(torch.from_numpy(skewed(99, 5)))
+    found = measure_spread(torch.from_numpy(skewed(99, 5)))
     assert found is not None
     assert found.rows_share is None
-    assert spread(torch.full((200, 4), 3.3)) is None
+    assert measure_spread(torch.full((200, 4), 3.3)) is None
 
 
 @pytest.mark.parametrize(("n", "d"), [(120, 300), (300, 20)])
 def test_the_spread_of_rows_of_any_size_and_of_rounding(n, d):
     x = torch.from_numpy(skewed(n, d)).float()
-    expected = spread(x)
+    expected = measure_spread(x)
     assert expected is not None
     for size in (1e-20, 1e20):
-        found = spread(x * size)
+        found = measure_spread(x * size)
         assert found is not None
         assert found.feature == expected.feature
         np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4)
     rounding = torch.linspace(-1e-8, 1e-8, n)[:, None].double() * x.double() / x.abs().max()
-    assert spread((3.3 + rounding).float()) is None
+    assert measure_spread((3.3 + rounding).float()) is None
 
 
 def diagnosed(

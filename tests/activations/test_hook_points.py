@@ -10,7 +10,7 @@ from helpers.hooked import DEPTH, HEADS, LENGTH, WIDTH, activations, by_head, cl
 from helpers.tiny import TINY, perturb
 
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse
+from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse_hook_point
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import ARCHITECTURES
@@ -390,4 +390,4 @@ def test_the_modules_of_a_skeleton_are_listed_once(tiny_folder):
 
 def test_names_round_trip():
     for name in ("embed", "final_norm", "resid_post@3", "q@3.h2", "module:a.b.0"):
-        assert str(parse(name)) == name
+        assert str(parse_hook_point(name)) == name

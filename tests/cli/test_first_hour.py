@@ -333,7 +333,7 @@ def test_matrices_of_very_many_models_share_a_file(repsim, newest, tmp_path):
 def test_whether_a_run_is_written_is_seen_of_the_lock_of_another_user(tmp_path, monkeypatch):
     """The lock may be read, and not written."""
     assert not reader.is_held(tmp_path)
-    lock = results.claim(tmp_path)
+    lock = results.claim_folder(tmp_path)
     assert reader.is_held(tmp_path)
     lock.release()
     assert not reader.is_held(tmp_path)

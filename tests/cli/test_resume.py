@@ -220,7 +220,7 @@ def test_from_repeats_a_run(repsim, newest):
 
 def test_two_writers_in_one_folder(repsim, broken_off):
     folder = broken_off()
-    lock = results.claim(folder)
+    lock = results.claim_folder(folder)
     code, out, err = repsim("run", *SMALL, f"resume={folder}")
     assert (code, out) == (2, "")
     assert f"{folder}: another process is writing this run; wait for it" in err

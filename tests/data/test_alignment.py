@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli.activations.inputs import describe
+from repsim_cli.activations.inputs import describe_inputs
 from repsim_cli.activations.places import find_rows, have_same_rows, list_row_places
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base import registry
@@ -81,7 +81,7 @@ def test_what_is_left_out_is_counted_by_column(tmp_path, tokenizers):
         for sequences in of_models.values():
             assert (sequences.words_dropped, sequences.lost) == (wanted[name], sum(wanted[name].values()))
             assert sequences.dropped == {"no aligned words": 1}
-    record, notices = describe(given["second"], data.columns()["second"], extract())
+    record, notices = describe_inputs(given["second"], data.columns()["second"], extract())
     assert (record["rows_kept"], record["rows_dropped"]) == (9, 4)
     (line,) = [notice for notice in notices if " words of " in notice]
     assert line.endswith(

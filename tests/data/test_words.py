@@ -7,7 +7,7 @@ from helpers.treebanks import SENTENCES, WORDS, conllu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli.activations.inputs import describe, load_tokenizers, make_sequences
+from repsim_cli.activations.inputs import describe_inputs, load_tokenizers, make_sequences
 from repsim_cli.activations.places import count_kept_rows, have_same_rows, list_row_documents
 from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import pool_words, stream_row_blocks
@@ -166,7 +166,7 @@ def test_sentences_whose_words_get_lost_are_left_out_for_all(tmp_path, three, ca
     assert found["bytes"].dropped == {"a token of two words": 1, "a word without a token": 1}
     with pytest.raises(BadInput, match="data: no word is left, got 1 with a token of two words; use other data"):
         aligned([["we", "met"]], merging)
-    record, notices = describe(aligned(sentences, three), treebank(tmp_path), extract(sequences=3))
+    record, notices = describe_inputs(aligned(sentences, three), treebank(tmp_path), extract(sequences=3))
     assert (record["rows_kept"], record["rows_dropped"], record["sentences_split"]) == (3, 3, 0)
     assert any("1 examples of" in notice and "(a word without a token)" in notice for notice in notices)
 
@@ -181,7 +181,7 @@ def test_empty_sentences_are_counted(tmp_path, gpt_tokenizer):
 
 def test_notices(tmp_path, three):
     data = treebank(tmp_path, [*SENTENCES, ["x" * 30]])
-    record, notices = describe(data.align(three, extract(length=9), 0), data, extract(length=9, sequences=5))
+    record, notices = describe_inputs(data.align(three, extract(length=9), 0), data, extract(length=9, sequences=5))
     assert record["rows_kept"] == WORDS + 1
     assert record["sentences_split"] == 1
     assert notices[0].startswith("extract.length: 1 words have their pieces cut to 9 tokens for 'bytes'")
@@ -387,7 +387,7 @@ def test_words_that_a_tokenizer_merges_are_left_out_for_all(gpt_tokenizer):
         assert grid(sequences, extract()) == [(0, 2), (0, 3), (1, 0)]
         assert sequences.words_dropped == {"a token of two words": 2}
         assert sequences.lost == 2
-    record, notices = describe(found, data, extract(sequences=2))
+    record, notices = describe_inputs(found, data, extract(sequences=2))
     assert (record["rows_kept"], record["rows_dropped"]) == (3, 2)
     assert "data: 2 words of documents are left out for all models (a token of two words)" in notices
     with pytest.raises(BadInput, match="documents: no word is left, got 2 with a token of two words; use other data"):
@@ -514,7 +514,7 @@ def test_spans_that_a_tokenizer_cannot_tell_apart_are_left_out_for_all(tmp_path,
     for sequences in found.values():
         assert grid(sequences, extract(unit="span")) == [(0, 0), (0, 3)]
         assert sequences.words_dropped == {"a token of two spans": 2}
-    _, notices = describe(found, data, extract(unit="span", sequences=1))
+    _, notices = describe_inputs(found, data, extract(unit="span", sequences=1))
     assert f"data: 2 spans of {tmp_path / 'a.jsonl'} are left out for all models (a token of two spans)" in notices
 
 

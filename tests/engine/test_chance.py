@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repsim_cli import measures
-from repsim_cli.activations.exchange import Exchange, draw_derangement, exchange
+from repsim_cli.activations.exchange import Exchange, draw_derangement, find_exchange
 from repsim_cli.activations.segments import BOTH, SEQUENCE
 from repsim_cli.engine import chance, overlaps
 from repsim_cli.engine.estimates import estimate_all_pairs
@@ -312,25 +312,25 @@ def test_an_order_that_leaves_nothing_in_place(lengths):
 def test_units_are_documents_then_sequences_then_rows():
     batches = [np.arange(24)]
     documents, ends = np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
-    assert exchange(documents, ends, batches).what == "documents"
+    assert find_exchange(documents, ends, batches).what == "documents"
     alone = np.tile([SEQUENCE, 0, 0, 0], 6)
     alone[0] = BOTH
-    found = exchange(np.zeros(24, int), alone, batches)
+    found = find_exchange(np.zeros(24, int), alone, batches)
     assert (found.what, len(np.unique(found.units))) == ("sequences", 6)
-    assert exchange(np.arange(24), np.full(24, BOTH), batches).what == "rows"
-    assert exchange(np.zeros(24, int), np.array([BOTH, *[0] * 23]), batches) is None
+    assert find_exchange(np.arange(24), np.full(24, BOTH), batches).what == "rows"
+    assert find_exchange(np.zeros(24, int), np.array([BOTH, *[0] * 23]), batches) is None
 
 
 def test_units_exchange_with_those_that_share_what_is_held():
     """Documents with those of one topic; rows with those of one token, the first of a document with the first."""
     batches, documents, ends = [np.arange(24)], np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
     topic = documents % 2
-    found = exchange(documents, ends, batches, alike=topic)
+    found = find_exchange(documents, ends, batches, alike=topic)
     order = draw_derangement(found, [0])
     assert (topic[order] == topic).all()
     assert (order != np.arange(24)).all()
     token = np.tile([5, 5, 6, 7], 6)
-    found = exchange(documents, ends, batches, held=token)
+    found = find_exchange(documents, ends, batches, held=token)
     order = draw_derangement(found, [0])
     assert (token[order] == token).all()
     assert len(np.unique(found.places)) == 4

@@ -130,7 +130,7 @@ def judge_z(z, skewness, heaviness):
     seen = {"z": z.mean(0), "skewness": skewness * fill, "heaviness": heaviness * fill}
     matrix = SimilarityMatrix(values=fill, se=None, estimate="per_batch", rows=1, batches=len(z), statistics=seen)
     settings = Significance(method="closed_form")
-    return judging.judge(settings, measures.get("cka"), matrix, None, [slice(0, len(fill))])
+    return judging.judge_significance(settings, measures.get("cka"), matrix, None, [slice(0, len(fill))])
 
 
 def test_p_in_closed_form_is_that_of_all_batches_together():

@@ -8,7 +8,7 @@ from repsim_cli import measures
 from repsim_cli.activations.places import list_row_identities
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.floor import tables
+from repsim_cli.engine.floor import draw_token_tables
 
 TEXTS = [
     f"The {a} {b} sat on the {c}, and the {a} slept." for a in ("cat", "old") for b in ("dog", "hen") for c in "abcd"
@@ -29,7 +29,7 @@ def unbiased_cka(x, y):
 
 def test_rows_of_a_token_are_alike_and_do_not_tie():
     tokens = np.repeat(np.arange(20), 31)
-    x, y = tables(tokens, 64, [0, 0])
+    x, y = draw_token_tables(tokens, 64, [0, 0])
     assert float((x[:31] - x[0]).abs().max()) < 0.8 < float((x[31] - x[0]).abs().max())
     assert measures.get("cka_unbiased")(x, y) == pytest.approx(
         unbiased_cka(x.double().numpy(), y.double().numpy()), abs=1e-6
@@ -40,7 +40,7 @@ def test_rows_of_a_token_are_alike_and_do_not_tie():
 
 def test_wider_tables_are_more_alike():
     tokens = np.random.default_rng(0).zipf(1.5, 600) % 200
-    values = [measures.get("cka_unbiased")(*tables(tokens, width, [0])) for width in (8, 64, 4096)]
+    values = [measures.get("cka_unbiased")(*draw_token_tables(tokens, width, [0])) for width in (8, 64, 4096)]
     assert values[0] < values[1] < values[2]
     assert values[2] > 0.95
 

@@ -45,7 +45,7 @@ def test_three_rows_have_a_closed_form():
     found, values = prepared("cka", sides)
     drawn = permute_pairs(found, torch.tensor(list(itertools.permutations(range(3)))))[:, 0, 1]
     z = (values[0, 1] - drawn.mean()) / drawn.std(correction=0)
-    assert float(closed_null.standardise(found)["z"][0, 1]) == pytest.approx(float(z))
+    assert float(closed_null.score_against_null(found)["z"][0, 1]) == pytest.approx(float(z))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -53,9 +53,11 @@ def test_rows_that_are_all_as_far_apart_are_as_close_under_every_pairing(dtype):
     """One-hot rows are such, whose CKA with anything does not depend on the pairing: p is 1, not that of rounding."""
     sides = [torch.eye(40, dtype=dtype), *(side.to(dtype) for side in independent(40, 0))]
     found, values = prepared("cka", sides)
-    seen = closed_null.standardise(found)
+    seen = closed_null.score_against_null(found)
     matrix = SimilarityMatrix(values=values, se=None, estimate="full", rows=40, batches=1, statistics=seen)
-    judged = judging.judge(Significance(method="closed_form"), measures.get("cka"), matrix, None, [slice(0, 3)])
+    judged = judging.judge_significance(
+        Significance(method="closed_form"), measures.get("cka"), matrix, None, [slice(0, 3)]
+    )
     for p in (judged.p, judged.p_family, judged.q):
         assert p[0].tolist() == p[:, 0].tolist() == [1, 1, 1]
         assert p.isfinite().all()
@@ -189,5 +191,5 @@ def test_the_threshold_is_without_what_pairings_keep_by_leaving_rows_in_place():
     seen = {"tested": observed, "null": null, "away": torch.tensor([[0.2]], dtype=torch.float64)}
     matrix = SimilarityMatrix(values=observed, se=None, estimate="full", rows=40, batches=1, statistics=seen)
     settings = Significance(method="permutation", alpha=0.2)
-    judged = judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), [slice(0, 1)])
+    judged = judging.judge_significance(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), [slice(0, 1)])
     assert float(judged.calibrated) == pytest.approx((0.9 - 0.35) / 0.65)

@@ -39,7 +39,7 @@ def by_hand(rows, classes, document, total, x, y):
 def test_covariances_are_means_over_pairs_of_different_documents(part):
     rng, document, token, x, y = drawn(3)
     groups = (rng.permutation(44) % shares.GROUPS)[document]
-    cells = getattr(shares.fold(np.flatnonzero(groups % 4), token, document, groups), part)
+    cells = getattr(shares.fold_rows(np.flatnonzero(groups % 4), token, document, groups), part)
     rows, classes = cells.rows.numpy(), token if part == "within" else np.zeros_like(token)
     assert len(rows) > 3
     other = torch.from_numpy(rng.normal(size=(4, 4)))

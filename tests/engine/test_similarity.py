@@ -199,6 +199,6 @@ def test_a_tile_of_packed_cells():
     n = 9
     square = torch.randn(n, n, generator=torch.Generator().manual_seed(0))
     square = (square + square.T).fill_diagonal_(0)
-    cells = inner.pack(square)
+    cells = inner.pack_cells(square)
     for rows, columns in ((slice(0, 4), slice(0, 4)), (slice(0, 9), slice(0, 9)), (slice(5, 9), slice(1, 6))):
         assert torch.equal(inner.unpack_tile(cells, n, rows, columns), square[rows, columns])

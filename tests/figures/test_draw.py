@@ -26,7 +26,7 @@ from repsim_cli.figures.heatmap import (
 )
 from repsim_cli.figures.lines import draw_by_layer, draw_quantities
 from repsim_cli.figures.steps import make_step_panel
-from repsim_cli.figures.texts import fold
+from repsim_cli.figures.texts import fold_lines
 from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
@@ -256,10 +256,10 @@ def test_lines_are_folded_anew_for_another_room():
     text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
     folded = []
     for inches in (1.2, 0.9, 1.2):
-        fold([text], inches)
+        fold_lines([text], inches)
         folded.append(text.get_text())
     assert folded[0] == folded[2] != folded[1]
-    fold([text], 9.0)
+    fold_lines([text], 9.0)
     assert "\n" not in text.get_text()
 
 

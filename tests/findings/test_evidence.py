@@ -8,7 +8,7 @@ import scipy.signal
 import scipy.stats
 
 from repsim_cli.findings import evidence
-from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judge
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judge_claim
 from repsim_cli.findings.evidence import (
     DEEP,
     Evidence,
@@ -30,19 +30,19 @@ from repsim_cli.findings.layer_maps import compute_largest_noise_correlation
 
 def test_the_rule():
     def verdict(value, above, below, **more):
-        return judge(value, 0.5, Evidence(above, below, "cases", **more)).verdict
+        return judge_claim(value, 0.5, Evidence(above, below, "cases", **more)).verdict
 
     assert verdict(0.6, 0.05, 0.95) == HOLDS
     assert verdict(0.6, 0.06, 0.94) == UNCLEAR
     assert verdict(0.4, 0.05, 0.95) == UNCLEAR  # told from chance, but on the other side of the threshold
     assert verdict(0.4, 0.95, 0.05) == FAILS
     assert verdict(0.4, 0.7, 0.3) == UNCLEAR
-    below = judge(-0.6, -0.5, Evidence(0.99, 0.01, "", se=0.1), published="below")
+    below = judge_claim(-0.6, -0.5, Evidence(0.99, 0.01, "", se=0.1), published="below")
     assert (below.verdict, below.p, below.opposite_p, below.se) == (HOLDS, 0.01, 0.99, 0.1)
-    few = judge(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6, units=3, needs="5 models"))
+    few = judge_claim(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6, units=3, needs="5 models"))
     assert (few.verdict, few.value, few.units) == (UNTESTABLE, 1.0, 3)
     assert few.why == "no p below 0.17 can be reached (6 orders); needs 5 models"
-    two = judge(1.0, 0.0, weigh_mean([1.0, 1.1], 0.0, "pair of models"))
+    two = judge_claim(1.0, 0.0, weigh_mean([1.0, 1.1], 0.0, "pair of models"))
     assert (two.verdict, two.why, two.p) == (
         UNTESTABLE,
         "needs 3 pairs of models with a value, got 2 pairs of models",
@@ -100,7 +100,7 @@ def test_a_rank_correlation_against_a_true_one():
     assert found.above == pytest.approx(exact.pvalue, abs=0.02)
     x = rng.normal(size=200)
     rho, found = weigh_rank_correlation(x, 0.1 * x + rng.normal(size=200), 0.5, "model")
-    assert judge(rho, 0.5, found).verdict == FAILS
+    assert judge_claim(rho, 0.5, found).verdict == FAILS
     tied, found = weigh_rank_correlation([0, 0, 0, 1, 1, 1], [1.0, 2, 3, 4, 5, 6], 0.5, "model")
     assert tied == pytest.approx(scipy.stats.spearmanr([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 5, 6])[0])
     assert found.above > weigh_rank_correlation(range(6), range(6), 0.5, "model")[1].above  # with ties it says less

@@ -18,7 +18,7 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config.run import validate
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.grouped import resolve, say_group_ties
+from repsim_cli.engine.grouped import resolve_groups, say_group_ties
 from repsim_cli.engine.study import Study
 from repsim_cli.findings.analyse import add_part, find_analysis_card
 from repsim_cli.findings.analysis import Finished, Part
@@ -380,18 +380,18 @@ METRICS = {
 
 def test_groups_by_a_metric():
     top, bottom = Ranked(by="acc", top=2), Ranked(by="acc", bottom=2)
-    assert resolve({"good": top, "bad": bottom}, METRICS) == {"good": ["u", "w"], "bad": ["x", "v"]}
-    assert resolve({"good": ["w", "x"], "bad": Ranked(by="f1", bottom=2)}, METRICS)["bad"] == ["v", "u"]
-    members = resolve({"good": top, "bad": bottom}, METRICS)
+    assert resolve_groups({"good": top, "bad": bottom}, METRICS) == {"good": ["u", "w"], "bad": ["x", "v"]}
+    assert resolve_groups({"good": ["w", "x"], "bad": Ranked(by="f1", bottom=2)}, METRICS)["bad"] == ["v", "u"]
+    members = resolve_groups({"good": top, "bad": bottom}, METRICS)
     assert say_group_ties({"good": top, "bad": bottom}, members, METRICS) == [
         "groups: good and bad both have models of acc 0.5; ask for fewer models"
     ]
     with pytest.raises(BadInput, match="groups.good.by: 'u' was saved without loss, got acc, f1; use another metric"):
-        resolve({"good": Ranked(by="loss", top=2)}, METRICS)
+        resolve_groups({"good": Ranked(by="loss", top=2)}, METRICS)
     with pytest.raises(
         BadInput, match="groups.bad: a model is in one group only, got 'w', which is in good too; ask for fewer"
     ):
-        resolve({"good": top, "bad": Ranked(by="f1", top=2)}, METRICS)
+        resolve_groups({"good": top, "bad": Ranked(by="f1", top=2)}, METRICS)
 
 
 def configured(*overrides):

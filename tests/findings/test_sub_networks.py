@@ -24,12 +24,12 @@ from repsim_cli.findings.partitions import (
     cluster_eigenvectors,
     compare_partitions,
     convert_to_affinities,
-    decompose,
+    decompose_walk,
     divide,
     draw_surrogates,
     find_contiguous_segments,
     find_spectral_clusters,
-    parse,
+    parse_ranges,
     silhouette,
 )
 from repsim_cli.findings.sub_networks import (
@@ -241,7 +241,7 @@ def test_layers_of_which_most_are_the_same_have_surrogates():
 def test_clusters_are_scikit_learns(sizes, seed):
     _, values = planted(sizes, seed, contrast=2.0, noise=0.4)
     near = convert_to_affinities(values, False)
-    vectors = decompose(near)
+    vectors = decompose_walk(near)
     for count in (2, 3, 5):
         theirs = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
         assert compare_partitions(cluster_eigenvectors(vectors[:, :count]), theirs.fit_predict(near)) == 1
@@ -255,7 +255,7 @@ def test_agreement_is_scikit_learns(seed):
 
 
 def test_given_groups_hold_every_layer_once():
-    assert parse(["2-3", "0 1 4"], 5).tolist() == [1, 1, 0, 0, 1]
+    assert parse_ranges(["2-3", "0 1 4"], 5).tolist() == [1, 1, 0, 0, 1]
     for groups, message in (
         (["0-5"], r"no range of its 5 layers, got '0-5'; write e.g. 0-4"),
         (["x"], r"no range of its 5 layers, got 'x'; write e.g. 0-4"),
@@ -263,14 +263,14 @@ def test_given_groups_hold_every_layer_once():
         (["0-2 4"], r"all of its 5 layers are needed, got none for 3; put it in a group"),
     ):
         with pytest.raises(BadInput, match=message):
-            parse(groups, 5)
+            parse_ranges(groups, 5)
 
 
 def test_what_is_recorded_is_in_the_order_of_the_network():
     labels, values = planted((6, 6), 0)
     names = [f"{kind}@{block}" for kind in "abcdef" for block in range(2)]
     shuffled = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]  # by kind, as hook points are asked for
-    given = parse(["0-2 6-8", "3-5 9-11"], 12)
+    given = parse_ranges(["0-2 6-8", "3-5 9-11"], 12)
     found = find_sub_networks(values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), given)
     assert found.layers == [f"{kind}@{block}" for block in range(2) for kind in "abcdef"]
     np.testing.assert_allclose(found.following, values.diagonal(1))

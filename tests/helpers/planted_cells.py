@@ -22,4 +22,4 @@ def judged_of(observed, null, settings, places):
     """The significance of a map from its statistics and their null."""
     statistics = {"tested": observed, "null": null, "away": null.mean(0)}
     matrix = SimilarityMatrix(values=observed, se=None, estimate="full", rows=40, batches=1, statistics=statistics)
-    return judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), places)
+    return judging.judge_significance(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), places)

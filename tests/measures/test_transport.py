@@ -105,7 +105,7 @@ def test_couplings_have_uniform_weights():
     x, y = draw()
     a, b = (gromov_spaces.prepare_space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
     for coupling in (
-        assignment.plan(-np.abs(a - b) - 1.0),
+        assignment.find_exact_coupling(-np.abs(a - b) - 1.0),
         gromov_descents.descend(np.full((30, 30), 1 / 900), a, b).coupling,
         gromov_entropic.sinkhorn(a, 0.01, np.zeros(30))[0],
     ):

@@ -59,7 +59,7 @@ def test_units_are_the_errors_of_both_runs(runs, repsim):
     moved[0, 1] += 0.05
     with results.amend(second) as writer:
         writer.write_array(Path(matrix.values).stem, moved)
-    found, unmatched = differences.compare(first, second)
+    found, unmatched = differences.compare_runs(first, second)
     (of,) = [d for d in found if d.measure == measured.label and d.rows != d.columns]
     assert not unmatched
     assert of.where == (matrix.rows.layers[0], matrix.columns.layers[1])

@@ -243,7 +243,7 @@ def test_two_runs_stand_side_by_side_with_their_difference(tmp_path, opened):
     page = opened(report.save([one, two], tmp_path / "both.html"), width=1400)
     titles = page.evaluate("[...document.querySelectorAll('.panel h3')].map((h) => h.textContent)")
     assert titles == ["A: study", "B: study", "B minus A"]
-    blocks = {(d.measure, d.rows, d.columns): d for d in comparison.compare(one, two)[0]}
+    blocks = {(d.measure, d.rows, d.columns): d for d in comparison.compare_runs(one, two)[0]}
     most = max(d.largest for (label, *_), d in blocks.items() if label == "cka")
     cells = set()
     for text, drawn in hovered(page, number=2):

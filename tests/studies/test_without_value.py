@@ -179,7 +179,7 @@ def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
             bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed,
             places=lambda batch: index_row_places(ALONE, 3), **beside,
         )  # fmt: skip
-        judged.append(significance.judge(settings, measures.get(INNER), made[INNER], trading, places))
+        judged.append(significance.judge_significance(settings, measures.get(INNER), made[INNER], trading, places))
         levels.append(chance.compute_chance_level(made[INNER], ALONE, "").cells)
     some, whole = judged
     assert [lacking(level) for level in levels] == [ROW_AND_COLUMN, []]

@@ -16,7 +16,7 @@ from repsim_cli.training import resnet as training
 from repsim_cli.training.resnet import (
     ImageRecipe,
     LabelledImages,
-    augment,
+    augment_images,
     score_resnet,
     train_classifier,
     trained_resnet9,
@@ -43,12 +43,12 @@ def entry(**changes):
 
 def test_images_are_mirrored_and_shifted():
     pixels, draw = some(40).pixels, np.random.default_rng(0)
-    assert torch.equal(augment(pixels, replace(RECIPE, flip=False, shift=0), draw), pixels)
-    mirrored = augment(pixels, replace(RECIPE, shift=0), draw)
+    assert torch.equal(augment_images(pixels, replace(RECIPE, flip=False, shift=0), draw), pixels)
+    mirrored = augment_images(pixels, replace(RECIPE, shift=0), draw)
     same = [torch.equal(a, b) for a, b in zip(mirrored, pixels, strict=True)]
     assert 5 < sum(same) < 35
     assert all(torch.equal(a, b if kept else b.flip(-1)) for a, b, kept in zip(mirrored, pixels, same, strict=True))
-    shifted = augment(pixels, replace(RECIPE, flip=False, shift=1), draw)
+    shifted = augment_images(pixels, replace(RECIPE, flip=False, shift=1), draw)
     moves = set()
     for image, before in zip(shifted, pixels, strict=True):
         padded = torch.nn.functional.pad(before, [1] * 4)
@@ -105,7 +105,7 @@ def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
         for step in range(2):
             optimiser.param_groups[0]["lr"] = training._compute_learning_rate(2 * epoch + step, 2, recipe)
             rows = torch.from_numpy(order[20 * step : 20 * step + 20])
-            pixels = augment(seen.pixels[rows], recipe, draw)
+            pixels = augment_images(seen.pixels[rows], recipe, draw)
             loss = torch.nn.functional.cross_entropy(plain(pixels), seen.codes[rows])
             optimiser.zero_grad()
             loss.backward()

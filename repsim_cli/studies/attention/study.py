@@ -11,10 +11,10 @@ from repsim_cli.activations.attention import (
     Special,
     check_units,
     cut_sentence_windows,
+    number_map_rows,
     plan_attention_readings,
     slice_heads_by_layer,
     stream_attention_maps,
-    units,
 )
 from repsim_cli.activations.batching import TokenTally, count_batch_places
 from repsim_cli.activations.cached import Identities, entries_of
@@ -31,7 +31,7 @@ from repsim_cli.engine.bounds import check_disk, check_memory, describe_models, 
 from repsim_cli.engine.cached import Content, open_matrices
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_products
-from repsim_cli.engine.estimates import join
+from repsim_cli.engine.estimates import join_warnings
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.matrices import resume
 from repsim_cli.engine.pairs import SimilarityMatrix
@@ -171,7 +171,9 @@ class Attention(Study):
         prepare(run, hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            check_units({label: units(inputs_of, self.special) for label, inputs_of in sequences.items()}, sequences)
+            check_units(
+                {label: number_map_rows(inputs_of, self.special) for label, inputs_of in sequences.items()}, sequences
+            )
         identities, content = hash_models(run, self.extraction), None
         if self.extraction.cache:
             counted = replace(self.extraction, total=len(next(iter(sequences.values())).inputs))
@@ -183,7 +185,7 @@ class Attention(Study):
                 missing = {label: self.of_maps[label] for label in known.missing}
                 known.keep(self._matrices(run, missing, sequences, identities))
             matrices = keep_matrices(run, {label: known.matrices[label] for label in self.measures})
-        for notice in join(matrices.values()):
+        for notice in join_warnings(matrices.values()):
             run.warn(notice)
         with run.stage("results"):
             return self._results(run, matrices)

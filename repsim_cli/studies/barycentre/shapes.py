@@ -90,10 +90,10 @@ def find_common_shape(shapes: Sequence[Rows], first: Sequence[Tensor], falls: fl
         objective.append(float(torch.stack([(x - mean).square().sum() for x in turned]).mean()))
         if len(objective) > MOST or (len(objective) > 1 and objective[-2] - objective[-1] <= falls * objective[-2]):
             return Common(turned, rotations, mean, objective)
-        rotations = [rotation(x, mean) for x in shapes]
+        rotations = [find_rotation(x, mean) for x in shapes]
 
 
-def rotation(x: Rows, onto: Rows) -> Float[Tensor, "d d"]:
+def find_rotation(x: Rows, onto: Rows) -> Float[Tensor, "d d"]:
     """Finds the rotation or reflection that brings x closest to another shape."""
     u, _, vt = torch.linalg.svd(x.T @ onto)
     return u @ vt
@@ -107,7 +107,7 @@ def rotate_onto_middle(
     middle = shapes[
         int(np.argmin((compute_squared_procrustes(shapes) if squared is None else squared).sum(0).round(9)))
     ]
-    return [rotation(x, middle) for x in shapes]
+    return [find_rotation(x, middle) for x in shapes]
 
 
 def estimate_distance_errors(

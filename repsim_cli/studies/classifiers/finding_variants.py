@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.frame import COLOURS, MARKERS, add_legend_beside, cycle
+from repsim_cli.figures.frame import COLOURS, MARKERS, add_legend_beside, repeat_values
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -221,7 +221,7 @@ def _draw_changes(table: Table, metric: str, reference: str) -> Any:
     inches = len(tasks) * group
     figure = Figure(figsize=(inches, HEIGHT))
     axes = figure.add_axes((0, 0, 1, 1))
-    styles = zip(variants, cycle(COLOURS, len(variants)), cycle(MARKERS, len(variants)), strict=True)
+    styles = zip(variants, repeat_values(COLOURS, len(variants)), repeat_values(MARKERS, len(variants)), strict=True)
     for number, (variant, colour, marker) in enumerate(styles):
         of_variant = [record for record in compared if record["variant"] == variant]
         at = [tasks.index(record["task"]) * group + (GROUP + pitch) / 2 + number * pitch for record in of_variant]

@@ -26,11 +26,13 @@ class Quality(NamedTuple):
     alive: Bool[np.ndarray, " m"]
 
 
-def encode(dictionary: Dictionary, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+def encode_in_blocks(dictionary: Dictionary, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
     return torch.cat([dictionary.encode(part) for part in x.split(BLOCK)])
 
 
-def explain(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Float[Tensor, " d"]) -> float:
+def compute_explained_variance(
+    x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Float[Tensor, " d"]
+) -> float:
     """The share of the squared distance to `centre` that a prediction removes; below 0 where it is worse."""
     return 1 - float((x - predicted).double().square().sum() / (x - centre).double().square().sum())
 
@@ -39,10 +41,10 @@ def measure_dictionary_quality(
     dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]
 ) -> Quality:
     """Measures a dictionary on held-out rows. A latent is alive if it is active on any row, held out or trained on."""
-    code = encode(dictionary, held_out)
+    code = encode_in_blocks(dictionary, held_out)
     alive = (code > 0).any(0) | torch.stack([(dictionary.encode(part) > 0).any(0) for part in x.split(BLOCK)]).any(0)
     return Quality(
-        explain(held_out, dictionary.decode(code), x.mean(0)),
+        compute_explained_variance(held_out, dictionary.decode(code), x.mean(0)),
         float((code > 0).sum(1).double().mean()),
         alive.cpu().numpy(),
     )
@@ -166,11 +168,11 @@ def cross_reconstruction(
     dictionaries: Sequence[Dictionary], rows: Sequence[Tensor], held_out: Sequence[Tensor]
 ) -> Float[np.ndarray, "models models"]:
     """R^2 of the held-out rows of each model (column) from the code of each model (row)."""
-    codes = [encode(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
+    codes = [encode_in_blocks(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
     return np.array(
         [
             [
-                explain(y, dictionary.decode(code), x.mean(0))
+                compute_explained_variance(y, dictionary.decode(code), x.mean(0))
                 for dictionary, x, y in zip(dictionaries, rows, held_out, strict=True)
             ]
             for code in codes
@@ -187,5 +189,5 @@ def score_linear_maps(rows: Sequence[Tensor], held_out: Sequence[Tensor]) -> Flo
         for j, y in enumerate(rows):
             if i != j:
                 predicted = (held_out[i].double() - centres[i]) @ (inverse @ (y.double() - centres[j])) + centres[j]
-                values[i, j] = explain(held_out[j].double(), predicted, centres[j])
+                values[i, j] = compute_explained_variance(held_out[j].double(), predicted, centres[j])
     return values

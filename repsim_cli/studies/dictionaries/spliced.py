@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repsim_cli.activations.batching import make_input_tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
-from repsim_cli.activations.next_token import average_by_sequence, compare, find_next
+from repsim_cli.activations.next_token import average_by_sequence, compare_next_tokens, find_next
 from repsim_cli.activations.places import list_row_places
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract
@@ -138,7 +138,7 @@ def compute_layer_means(
     return {point: (x / count).float() for point, x in total.items()}
 
 
-def shuffle(dictionary: Dictionary, seed: int) -> Dictionary:
+def shuffle_decoder(dictionary: Dictionary, seed: int) -> Dictionary:
     """Gives every latent the decoder direction of another at random."""
     order = torch.randperm(dictionary.width, generator=torch.Generator().manual_seed(seed))
     return Dictionary(**{**vars(dictionary), "decoder": dictionary.decoder[order.to(dictionary.decoder.device)]})
@@ -155,7 +155,7 @@ def tell(
     points = list(dict.fromkeys(point for point, _ in dictionaries.values()))
     middle = compute_layer_means(reader, batches, points)
     sums = {name: _Sums(sum(map(len, members)), each.width) for name, (_, each) in dictionaries.items()}
-    others = {name: shuffle(each, seed) for name, (_, each) in dictionaries.items()}
+    others = {name: shuffle_decoder(each, seed) for name, (_, each) in dictionaries.items()}
     for batch, numbers in zip(reader.progress(batches), members, strict=True):
         whole = reader.run_replaced(batch, None, None, points)
         places, wanted = find_next(batch)
@@ -173,7 +173,7 @@ def tell(
                 lost = by_mean.get(point) if kind == MEAN else None  # the same for all dictionaries of a layer
                 if lost is None:
                     changed = reader.run_replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
-                    lost = compare(before, changed[chosen.to(x.device)], ids)
+                    lost = compare_next_tokens(before, changed[chosen.to(x.device)], ids)
                 if kind == MEAN:
                     by_mean[point] = lost
                 found.lose(kind, lost, places, numbers)

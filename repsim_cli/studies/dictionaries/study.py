@@ -17,7 +17,7 @@ from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.base.settings import Medium, Share, Tries
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
-from repsim_cli.engine.cached import digest
+from repsim_cli.engine.cached import hash_arrays
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_products
 from repsim_cli.engine.estimates import Notices, file_warnings
 from repsim_cli.engine.exchanges import draw_document_orders
@@ -34,7 +34,7 @@ from repsim_cli.studies.dictionaries.compare import (
     compare_feature_spaces,
     cross_reconstruction,
     draw_random_directions,
-    encode,
+    encode_in_blocks,
     match_latents,
     measure_dictionary_quality,
     score_linear_maps,
@@ -267,7 +267,7 @@ class Features(StudyOfRows):
 
     def _train(self, run: Run, label: str, rows: Sequence[Tensor], seed: int) -> list[Dictionary]:
         """Trains a dictionary of these rows, or takes it from the cache: one for each of `rows`, with a common code."""
-        hashed = digest([x.cpu().numpy() for x in rows])
+        hashed = hash_arrays([x.cpu().numpy() for x in rows])
         trained = train_dictionary(rows, self.recipe, seed=seed, digest=hashed)
 
         def progress(items: Sequence[Any], label: str = label, unit: str = "steps") -> Any:
@@ -326,7 +326,7 @@ class Features(StudyOfRows):
         firsts = {layer: ones[0].dictionary for layer, ones in known.items() if ones}
         if len({layer.model for layer in firsts}) < 2:
             return
-        codes = {layer: encode(dictionary, rows[layer]) for layer, dictionary in firsts.items()}
+        codes = {layer: encode_in_blocks(dictionary, rows[layer]) for layer, dictionary in firsts.items()}
         pairs = [(a, b) for a, b in combinations(firsts, 2) if a.model != b.model]
         notices: Notices = {}
         for a, b in run.progress(pairs, label="feature spaces", unit="pairs of layers"):

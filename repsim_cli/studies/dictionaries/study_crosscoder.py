@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
-from repsim_cli.engine.cached import digest
+from repsim_cli.engine.cached import hash_arrays
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_products
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
@@ -34,7 +34,7 @@ from repsim_cli.studies.dictionaries.formats import Dictionary
 from repsim_cli.studies.dictionaries.formats import load as load_dictionary
 from repsim_cli.studies.dictionaries.other_sides import DRAWS, SharesFromOthers, compute_shares_from_others
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
-from repsim_cli.studies.dictionaries.worth import explain, jackknife
+from repsim_cli.studies.dictionaries.worth import compute_explained_share, jackknife
 
 CELLS = 2**24  # of a code held at a time
 LEAST = 8  # documents, where a crosscoder is trained here
@@ -210,8 +210,12 @@ class CrosscoderStudy(StudyOfRows):
         for side, layer in enumerate(layers):
             if not said.squares[side].sum() > 0:
                 raise RunFailed(f"{labels[side]}: its rows are all the same; leave it out")
-            value, error = jackknife(explain, np.stack([said.left[side], said.squares[side]]), documents)
-            by_shuffled = float(explain(np.array([said.shuffled[side].sum(), said.squares[side].sum()])))
+            value, error = jackknife(
+                compute_explained_share, np.stack([said.left[side], said.squares[side]]), documents
+            )
+            by_shuffled = float(
+                compute_explained_share(np.array([said.shuffled[side].sum(), said.squares[side].sum()]))
+            )
             counts = [len(documents), len(np.unique(documents))]
             rows.append([labels[side], layer.model, layer.name, value, error, by_shuffled, *counts])
         norms = crosscoder.norms / np.sqrt(said.squares.mean(1))
@@ -251,7 +255,7 @@ class CrosscoderStudy(StudyOfRows):
             raise RunFailed("crosscoder: the rows of a side are all the same; leave it out")
         joined = torch.cat([(x - mean) / spread for x, mean, spread in zip(rows, means, spreads, strict=True)], 1)
         with run.stage("training"):
-            trained = train_dictionary([joined], self.recipe, seed=self.seed, digest=digest([joined.numpy()]))
+            trained = train_dictionary([joined], self.recipe, seed=self.seed, digest=hash_arrays([joined.numpy()]))
             trained.folder(lambda items, **_: run.progress(items, label="crosscoder", unit="steps"))
             made = load_dictionary(list_model_folders(trained, 1)[0])
         return convert_to_crosscoder(made, means, spreads)

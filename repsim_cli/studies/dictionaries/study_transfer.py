@@ -20,7 +20,7 @@ from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
-from repsim_cli.engine.cached import digest
+from repsim_cli.engine.cached import hash_arrays
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.rows import prepare, tally
@@ -247,7 +247,7 @@ class DictionaryTransfer(Study):
         with run.stage("dictionaries"):
             for name, point in self.points.items():
                 x = torch.cat(parts[point])
-                trained = train_dictionary([x], self.recipe, seed=self.seed, digest=digest([x.numpy()]))
+                trained = train_dictionary([x], self.recipe, seed=self.seed, digest=hash_arrays([x.numpy()]))
                 label = f"{self.base}@{point}"
                 trained.folder(lambda items, *, label=label, **_: run.progress(items, label=label, unit="steps"))
                 made[name] = load(list_model_folders(trained, 1)[0])

@@ -33,7 +33,7 @@ def jackknife(
     return found, float(error) if count > 2 and np.isfinite(error) else None
 
 
-def explain(sums: Sums) -> Any:
+def compute_explained_share(sums: Sums) -> Any:
     """The share of squares (second) that is not left (first)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 - sums[0] / sums[1]
@@ -46,7 +46,7 @@ def mean(sums: Sums) -> Any:
 
 def subtract(sums: Sums) -> Any:
     """Subtracts the explained share of the last two sums from that of the first two."""
-    return explain(sums[:2]) - explain(sums[2:])
+    return compute_explained_share(sums[:2]) - compute_explained_share(sums[2:])
 
 
 def _loses(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
@@ -55,7 +55,7 @@ def _loses(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
     if told.loss is None:
         return False
     lost, error = jackknife(mean, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
-    _, of_share = jackknife(explain, np.stack([told.loss[SAID], told.loss[MEAN]]), documents)
+    _, of_share = jackknife(compute_explained_share, np.stack([told.loss[SAID], told.loss[MEAN]]), documents)
     errors = say_beyond(len(np.unique(documents)))
     return lost is not None and lost > errors * (error or 0.0) and errors * (of_share or 0.0) < 1
 
@@ -73,8 +73,8 @@ def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, "
     """Makes the cells of `COLUMNS` behind the documents. base: the same dictionary in the base, of the same sequences;
     None for the base itself."""
     by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}
-    cells: list[Any] = [*jackknife(explain, by_rows[SAID], documents)]
-    cells.append(jackknife(explain, by_rows[SHUFFLED], documents)[0])
+    cells: list[Any] = [*jackknife(compute_explained_share, by_rows[SAID], documents)]
+    cells.append(jackknife(compute_explained_share, by_rows[SHUFFLED], documents)[0])
     by_loss, more, divergence = None, (None, None), None
     if told.loss is not None and told.kl is not None:
         ones = np.ones_like(told.rows)
@@ -82,8 +82,13 @@ def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, "
         more = jackknife(mean, np.stack([told.loss[SAID], ones]), documents)
         divergence = jackknife(mean, np.stack([told.kl[SAID], ones]), documents)[0]
         by_loss = by_loss if _loses(told, documents) else None
-    recovered: tuple[Any, Any] = (None, None) if by_loss is None else jackknife(explain, by_loss[SAID], documents)
-    cells += [*recovered, None if by_loss is None else jackknife(explain, by_loss[SHUFFLED], documents)[0]]
+    recovered: tuple[Any, Any] = (
+        (None, None) if by_loss is None else jackknife(compute_explained_share, by_loss[SAID], documents)
+    )
+    cells += [
+        *recovered,
+        None if by_loss is None else jackknife(compute_explained_share, by_loss[SHUFFLED], documents)[0],
+    ]
     cells += [*more, divergence, float(told.active.sum() / told.rows.sum()), 1 - float(told.alive.mean())]
     if base is None:
         return [*cells, None, None, None, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.measures import Measure, Pairwise
-from repsim_cli.training.probes import PROBES, Split, fit
+from repsim_cli.training.probes import PROBES, Split, fit_probe
 
 FEWEST = 16  # rows of the smallest subset
 Place = tuple[str, str]  # a test and a hook point
@@ -205,4 +205,4 @@ def measure_probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], s
     """Fits a logistic regression on half of the rows and measures its accuracy on the other half."""
     order = np.random.default_rng(seed).permutation(len(x))
     split = Split(order[: len(x) // 2], order[len(x) // 2 :], order, np.arange(len(x)))
-    return 1 - fit(PROBES["logistic_classification"], x.double().cpu().numpy(), labels.numpy(), split, seed).error
+    return 1 - fit_probe(PROBES["logistic_classification"], x.double().cpu().numpy(), labels.numpy(), split, seed).error

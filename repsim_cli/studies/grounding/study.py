@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.inputs import describe, make_sequences
+from repsim_cli.activations.inputs import describe_inputs, make_sequences
 from repsim_cli.activations.places import list_row_labels
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -159,7 +159,7 @@ class Grounding(Study):
         """A sample read by all its models, and measured."""
         with run.stage(f"data of {name}"):
             sequences = make_sequences(reader.live, reader.tokenizers, reader.data, self.extract, self.seed)
-            description, notices = describe(sequences, reader.data, self.extract)
+            description, notices = describe_inputs(sequences, reader.data, self.extract)
             run.input(f"data of {name}", description)
             for notice in notices:
                 run.warn(f"{name}: {notice}")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from repsim_cli.activations.next_token import average_by_sequence, compare, compute_logits_at, find_next
+from repsim_cli.activations.next_token import average_by_sequence, compare_next_tokens, compute_logits_at, find_next
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.calls import Hooks, find_entering
@@ -60,7 +60,7 @@ def compute_lost(
             finally:
                 hooks.remove()
             count(batch.mask)
-            found.append(torch.stack(compare(with_all, without, wanted.to(with_all.device))).cpu())
+            found.append(torch.stack(compare_next_tokens(with_all, without, wanted.to(with_all.device))).cpu())
         parts.append(average_by_sequence(torch.stack(found), places))
     kl, loss = torch.cat(parts, 2).unbind(1)
     return BlockLosses(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, repeat_values
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -54,7 +54,7 @@ def _draw_learning(curves: Sequence[Curve]) -> Any:
     quantities = list(dict.fromkeys(curve.about["quantity"] for curve in curves))
     stages = list(dict.fromkeys((curve.about["model"], curve.about["stage"]) for curve in curves))
     alone = {model for model, _ in stages if sum(model == other for other, _ in stages) == 1}
-    shades = cycle(COLOURS, len(stages))
+    shades = repeat_values(COLOURS, len(stages))
     figure = Figure(figsize=(len(quantities) * PANEL[0], PANEL[1]))
     panels = figure.subplots(1, len(quantities), gridspec_kw={"wspace": 0.28})
     for panel, quantity in zip(panels, quantities, strict=True):

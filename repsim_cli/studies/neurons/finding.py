@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
 from repsim_cli.engine.proportions import compute_wilson_interval
-from repsim_cli.figures.frame import COLOURS, add_legend_beside, cycle
+from repsim_cli.figures.frame import COLOURS, add_legend_beside, repeat_values
 from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -151,7 +151,7 @@ def _draw_excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(1.2 * PANEL[0], PANEL[1]))
     axes = figure.subplots()
     models = _group_matrices_by_model(run)
-    for (model, matrices), colour in zip(models.items(), cycle(COLOURS, len(models)), strict=True):
+    for (model, matrices), colour in zip(models.items(), repeat_values(COLOURS, len(models)), strict=True):
         neurons = compute_neuron_excess([run.array(matrix.values) for matrix in matrices])
         for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
             label = model if style == "-" else None

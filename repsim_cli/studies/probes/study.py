@@ -25,7 +25,7 @@ from repsim_cli.findings.layers import order_layers
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.runs.content import Matrix, Results, Side, Table
 from repsim_cli.runs.results import SAVE_EVERY, Run, write
-from repsim_cli.studies.probes.targets import TARGETS, decode_classes, describe, make_label_targets
+from repsim_cli.studies.probes.targets import TARGETS, decode_classes, describe_targets, make_label_targets
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -334,7 +334,7 @@ class Probes(StudyOfRows):
             matrices=matrices,
             tables={
                 "probes": Table(columns=COLUMNS, rows=rows),
-                "targets": Table(columns=TARGETS, rows=list(describe(targets, splits[0], largest))),
+                "targets": Table(columns=TARGETS, rows=list(describe_targets(targets, splits[0], largest))),
                 **tables,
             },
             about={

@@ -15,7 +15,7 @@ from repsim_cli.training.probes import Split, Targets, find_largest_class
 TARGETS = ["target", "classes", "largest class", "its share", "error of the largest class"]
 
 
-def describe(targets: Targets, split: Split, largest: Mapping[str, float]) -> Iterator[list[Any]]:
+def describe_targets(targets: Targets, split: Split, largest: Mapping[str, float]) -> Iterator[list[Any]]:
     """Describes each target by its classes and the largest of the rows that this split holds out. largest: the error of
     the largest class of held-out rows, mean over splits, of which its share is the rest."""
     for name, classes in targets.classes.items():

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.frame import COLOURS, cycle
+from repsim_cli.figures.frame import COLOURS, repeat_values
 from repsim_cli.figures.heatmap import TIGHT
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.panels import set_headline
@@ -217,7 +217,7 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     ends = np.cumsum(blocks)[:-1]
     several = len(blocks) > 1 and None not in map(read_block_number, names)
     shown = ["image", *(f"{read_block_number(name)}.{read_hook_point(name)}" if several else name for name in names)]
-    colours = dict(zip((matrix.columns.model for matrix in same), cycle(COLOURS, len(same)), strict=True))
+    colours = dict(zip((matrix.columns.model for matrix in same), repeat_values(COLOURS, len(same)), strict=True))
     for row, matrix in enumerate(same):
         bottom = height - (row + 1) * row_height
         pixels = run.array(matrix.details["images"])[image]

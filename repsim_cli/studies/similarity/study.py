@@ -12,7 +12,7 @@ from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
-from repsim_cli.engine.grouped import choose_models, list_models, select_group_models
+from repsim_cli.engine.grouped import choose_models, list_group_members, select_group_models
 from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pair_units import PairWorker, list_pair_units, list_permutation_units
 from repsim_cli.engine.permutations import split_permutations
@@ -65,7 +65,7 @@ class Similarity(Study):
         self.groups, self.base = groups or {}, base
         self.robustness, self.fewer_rows, self.feature_maps = robustness, fewer_rows, feature_maps
         models = given["model"]
-        given["model"] = select_group_models(models, list_models(self.groups))
+        given["model"] = select_group_models(models, list_group_members(self.groups))
         self.comparison = make_comparison(given, significance, among=models, within=within, targets=targets)
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped
@@ -101,7 +101,7 @@ class Similarity(Study):
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "pairs of rows": footprint.describe_planned_pairs(compared),
             "chance": footprint.describe_planned_chance(compared),
-            **({"budget": budget.plan(compared)} if compared.significance.budget else {}),
+            **({"budget": budget.plan_budget(compared)} if compared.significance.budget else {}),
             "estimate": compared.extract.estimate,
             **footprint.describe_rows_and_passes(compared),
             **describe_needs(
@@ -120,7 +120,7 @@ class Similarity(Study):
         with run.stage("data"):
             sequences = comparison.sequences(run)
             comparison = comparison.pair_rows(run, sequences).count_rows(run, sequences).add_clusters(run, sequences)
-        taken = budget.sample(comparison, sequences) if comparison.significance.budget else None
+        taken = budget.sample_budget_rows(comparison, sequences) if comparison.significance.budget else None
         comparison = footprint.plan_memory(comparison)
         matrices, of_layers = compute_matrices(
             run, comparison, sequences, blocks=split_permutations(comparison), keep_rows=True

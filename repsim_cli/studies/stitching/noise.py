@@ -30,7 +30,7 @@ def alter(
 ) -> Mapping[Layer, Float[Tensor, "b s d"]]:
     """Changes the streams of a batch as this kind of head gives them; seed: of this batch."""
     if kind == "shuffled":
-        return shuffle(streams, inputs.mask, seed)
+        return shuffle_head_rows(streams, inputs.mask, seed)
     if kind == "noise":
         return {
             layer: draw_clusters(stream, find_answers(inputs, labels), layer, seed) for layer, stream in streams.items()
@@ -38,7 +38,7 @@ def alter(
     return streams
 
 
-def shuffle(
+def shuffle_head_rows(
     streams: Mapping[Layer, Float[Tensor, "b s d"]], mask: Bool[Tensor, "b s"], seed: int
 ) -> dict[Layer, Float[Tensor, "b s d"]]:
     """Puts the rows of a batch into another order, the same at every layer; padding stays where it is."""

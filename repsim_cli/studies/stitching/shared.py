@@ -84,7 +84,7 @@ def measure_shared(
         owners = answers[1].owners[answers[1].kept]
         for stitch in some:
             x, y = sides[stitch.at], of_tail[stitch.into]
-            found[stitch] = Shared(explain(x, y, owners), explain(y, x, owners))
+            found[stitch] = Shared(estimate_shared_variance(x, y, owners), estimate_shared_variance(y, x, owners))
     return found
 
 
@@ -135,7 +135,7 @@ def subtract_group_means(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) 
     return rows - (sums / groups.bincount()[:, None])[groups]
 
 
-def explain(x: StitchSide, y: StitchSide, owners: Int[np.ndarray, " m"]) -> Estimate:
+def estimate_shared_variance(x: StitchSide, y: StitchSide, owners: Int[np.ndarray, " m"]) -> Estimate:
     """Held-out share of the variance of y that x explains, with its standard error over the sequences of held rows.
 
     The penalty is the one that predicts the second half of the rows to fit on best from the first.

@@ -20,7 +20,7 @@ from repsim_cli.data.labelled import Examples
 from repsim_cli.engine.bounds import check_memory, describe_models, suggest_memory_limit
 from repsim_cli.engine.cost import Cost, describe_needs
 from repsim_cli.engine.extraction import make_noted_sequences
-from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, select_group_models
+from repsim_cli.engine.grouped import check_metrics, choose_models, list_group_members, select_group_models
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
@@ -100,7 +100,7 @@ class Stitching(Study):
         self.evaluation: Held = evaluation
         self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
-        models = select_group_models(given["model"], list_models(self.groups))
+        models = select_group_models(given["model"], list_group_members(self.groups))
         check_metrics(self.groups, models)
         self.every = self.models = check_all_stitchable(models, self.auto)
         check_modality(self.models, self.data)

@@ -43,7 +43,7 @@ from repsim_cli.models.precision import (
 )
 from repsim_cli.models.source import Source, find_backbone_path
 from repsim_cli.runs.content import CARRIED, OWN
-from repsim_cli.studies.tuned.changes import compute_logit_divergences, encode
+from repsim_cli.studies.tuned.changes import compute_logit_divergences, encode_json
 
 END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
 ROUGH = 4  # roundings, where they cannot be measured
@@ -338,7 +338,7 @@ def compute_weight_changes(base: BlockStack, tuned: BlockStack) -> dict[str, Ten
                 rounded[block] &= any(torch.equal(y, x.to(dtype).to(y.dtype)) for dtype in HELD.values())
     return {
         "weights": (sums[:, 0] / sums[:, 1]).sqrt(),
-        "tensors": encode(rows),
+        "tensors": encode_json(rows),
         "held": changed & rounded,
     }
 

@@ -174,10 +174,10 @@ def _find_largest_values(values: np.ndarray, least: float, text: Callable[[int],
     return list(first.values())
 
 
-def encode(value: Any) -> Tensor:
+def encode_json(value: Any) -> Tensor:
     """Encodes a value that is no number (as JSON) into a tensor of bytes, since the cache holds tensors."""
     return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def decode(value: Tensor) -> Any:
+def decode_json(value: Tensor) -> Any:
     return json.loads(bytes(value.tolist()))

@@ -26,7 +26,7 @@ from repsim_cli.runs.content import (
 )
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.tuned.blocks import END
-from repsim_cli.studies.tuned.changes import TEXTS, TOKENS, WITHOUT, Texts, decode, find_lacking
+from repsim_cli.studies.tuned.changes import TEXTS, TOKENS, WITHOUT, Texts, decode_json, find_lacking
 from repsim_cli.studies.tuned.tables import make_block_tables
 
 UNITS = {
@@ -96,7 +96,7 @@ def _select_measures(
     """Selects the measures with a value at all; lists what has none."""
     layers, found = [layer.name for layer in base.layers], {}
     for name in comparison.measures:
-        missing = [(label, *each) for label, x in changes.items() for each in decode(x[f"why of {name}"])]
+        missing = [(label, *each) for label, x in changes.items() for each in decode_json(x[f"why of {name}"])]
         cells = len(layers) * len(changes)
         found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
         for label, r, why in missing:

@@ -46,7 +46,7 @@ from repsim_cli.studies.tuned.blocks import (
     make_block_stacks,
     make_unpadded_batches,
 )
-from repsim_cli.studies.tuned.changes import CELLS, Change, encode
+from repsim_cli.studies.tuned.changes import CELLS, Change, encode_json
 from repsim_cli.studies.tuned.models import open_models, use_base_tokenizer
 from repsim_cli.studies.tuned.results import make_results
 
@@ -277,7 +277,9 @@ class Tuned(Study):
                 **of_each.get(label, {}),
                 **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
                 **{
-                    f"why of {name}": encode([(r % count, why) for r, why in x.undefined.items() if r // count == i])
+                    f"why of {name}": encode_json(
+                        [(r % count, why) for r, why in x.undefined.items() if r // count == i]
+                    )
                     for name, x in compared.items()
                 },
                 **{

@@ -14,7 +14,7 @@ from repsim_cli.runs.content import (
     Table,
     omit_nan,
 )
-from repsim_cli.studies.tuned.changes import decode
+from repsim_cli.studies.tuned.changes import decode_json
 
 HELD = "no, its weights were rounded to 16 bits"
 LEAST = 4  # times rounding, from which a change has a direction
@@ -39,7 +39,7 @@ def make_block_tables(changes: Mapping[str, Tensors], shown: Callable[[Any], str
                 up, down = change["promoted"][block].tensor_split(2)
                 tokens = [" ".join(f"'{shown([token])}'" for token in side.tolist()) for side in (up, down)]
                 directions.append([label, block, norm, omit_nan(float(change["share"][block])), *tokens])
-        of_weights += [[label, *row] for row in decode(change["tensors"])]
+        of_weights += [[label, *row] for row in decode_json(change["tensors"])]
     columns = ["model", "block", "norm", "share of the change"]
     tables = {
         OF_BLOCKS: Table(columns=OF_BLOCKS_COLUMNS, rows=of_blocks),

@@ -31,7 +31,7 @@ from repsim_cli.studies.universality.rule import (
     correct,
     decide_verdicts,
     find_weakest,
-    judge,
+    judge_contrasts,
     list_contrasts,
 )
 
@@ -108,7 +108,7 @@ def make_factor_rows(
     """A row of the table for every value of every factor."""
     sign, margin = 1.0 if card["larger_is_closer"] else -1.0, _read_margin(run)
     compared = [_compare(run, matrix, sign) for matrix in matrices]
-    judged = [judge(cell, margin, run.level) for cell in compared]
+    judged = [judge_contrasts(cell, margin, run.level) for cell in compared]
     p = {name: correct([getattr(x, name) for x in judged]) for name in list_contrasts(margin)}
     p["chance"] = np.array([matrix.about["p_family"] for matrix in matrices])
     said = decide_verdicts(p, run.results.about["alpha"])

@@ -79,7 +79,7 @@ def list_contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
     }
 
 
-def judge(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -> JudgedFactor:
+def judge_contrasts(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -> JudgedFactor:
     """Tests contrasts of means over pairs of models by Student's t, with errors from the jackknife over the models of
     base, value and twins (see `estimate_standard_error`); of contrasts with seeds, no more degrees of freedom than
     equal spreads have.

@@ -41,7 +41,7 @@ class Centred(NamedTuple):
         return MapFit(weight, self.y_mean - self.x_mean @ weight, facts)
 
 
-def centre(x: From, y: To) -> Centred:
+def centre_pair(x: From, y: To) -> Centred:
     x, y = x.astype(np.float64), y.astype(np.float64)
     x_mean, y_mean = x.mean(0), y.mean(0)
     u, s, vt = np.linalg.svd(x - x_mean, full_matrices=False)

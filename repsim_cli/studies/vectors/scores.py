@@ -59,7 +59,7 @@ def share_over_documents(hits: Float[np.ndarray, " n"], documents: Int[np.ndarra
     return MapScore(float(hits.mean()), *compute_wilson_interval(hits, documents, tries))
 
 
-def units(x: Rows) -> Rows:
+def scale_to_unit_length(x: Rows) -> Rows:
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     return x / np.where(norms > 0, norms, 1.0)
 
@@ -67,7 +67,7 @@ def units(x: Rows) -> Rows:
 def retrieve_nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n k"]:
     """Finds the max(AT) rows of the store that are nearest to each query by cosine, nearest first, of other
     documents."""
-    queries, store, found = units(queries), units(store), []
+    queries, store, found = scale_to_unit_length(queries), scale_to_unit_length(store), []
     for start in range(0, len(queries), BLOCK):
         rows = slice(start, start + BLOCK)
         alike = queries[rows] @ store.T
@@ -153,7 +153,7 @@ def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"
     and the neighbours that they keep."""
     error, total = (np.square(given.y - other).sum(1) for other in (mapped, mean))
     left = divide_over_documents(error, total, given.documents, np.inf)
-    cosines = (units(mapped) * units(given.y)).sum(1)
+    cosines = (scale_to_unit_length(mapped) * scale_to_unit_length(given.y)).sum(1)
     cosine = divide_over_documents(cosines, np.ones(len(cosines)), given.documents)
     return {
         "R^2": MapScore(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),

@@ -25,7 +25,7 @@ from repsim_cli.engine.study import OfRows
 from repsim_cli.engine.validity import COPIED
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.vectors.fits import KINDS, From, MapFit, Rows, To, centre
+from repsim_cli.studies.vectors.fits import KINDS, From, MapFit, Rows, To, centre_pair
 from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
@@ -214,7 +214,7 @@ class VectorMaps(StudyOfRows):
         stores: list[Rows] = []  # of the maps that all fitted rows make
         for size in list_fitted_sizes(len(half.fitted)):
             chosen = np.concatenate(half.fitted[-size:])
-            fitted, given = [len(chosen), size], centre(x[chosen], y[chosen])
+            fitted, given = [len(chosen), size], centre_pair(x[chosen], y[chosen])
             for kind in self.kinds:
                 fit = KINDS[kind](given, self.rank or max(1, min(old.width, new.width) // 4))
                 found = score_mapped_rows(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)

@@ -16,7 +16,7 @@ from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.rounding import Judged
 from repsim_cli.studies.verify.stream import STREAM, choose_best_answer, name_dump_sequences
-from repsim_cli.studies.verify.study import merge
+from repsim_cli.studies.verify.study import merge_differences
 from repsim_cli.studies.verify.units import ModelUnit
 
 MOST = 20  # roundings, times the root of the depth, that two free runs are apart
@@ -137,7 +137,7 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
             break
         right.append(name)
         worst, before = (max(worst[0], found.whole), max(worst[1], found.row)), (depth, a)
-    differences = [] if finding is None else merge([finding], [finding.key], None)
+    differences = [] if finding is None else merge_differences([finding], [finding.key], None)
     # where the file does not say how deep a layer is, its name alone
     known = (
         {"point": STREAM}

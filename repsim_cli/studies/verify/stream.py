@@ -21,7 +21,7 @@ from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.passes import run_or_refuse
 from repsim_cli.studies.verify.replay import Call, Finding, bound_rounding, repeat
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.study import OTHER, compare_outputs, merge
+from repsim_cli.studies.verify.study import OTHER, compare_outputs, merge_differences
 from repsim_cli.studies.verify.trace import map_tensors
 from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, hook_units, split_into_units
 
@@ -140,7 +140,7 @@ def _answer(pair: DumpPair, progress: Progress) -> Answer:
         held = {depth: x[rows].unflatten(0, batch.mask.shape) for depth, x in given.items()}
         with run_or_refuse(pair.labels[pair.first], batch), torch.no_grad():
             _StreamPass(pair, units, batch, held, seen)
-    differences = merge(seen.findings, seen.order, find_hook_point_table(model))
+    differences = merge_differences(seen.findings, seen.order, find_hook_point_table(model))
     differences = [_count(each, seen) for each in differences]
     wrong, part = {each.unit for each in differences}, None
     if {*seen.order} - {"embed", *wrong} == set() and wrong - {"embed"}:

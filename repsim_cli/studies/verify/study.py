@@ -121,7 +121,7 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
         findings.insert(0, replace(seen.rows, unit=embed))
     order = list(dict.fromkeys(key for result in results for key in result.order))
     both = ({} if from_file else reference.weights, candidate.weights)
-    differences = merge(
+    differences = merge_differences(
         findings, order, find_hook_point_table((candidate if from_file else reference).model), tensors, both
     )
     if _is_other_checkpoint(differences, units, tensors):
@@ -292,7 +292,7 @@ def _check_parts(ours: int, theirs: int) -> None:
         )
 
 
-def merge(
+def merge_differences(
     findings: Sequence[Finding],
     order: Sequence[str],
     table: Architecture | None,

@@ -18,7 +18,7 @@ from repsim_cli.measures.gromov_search import find_best_gromov
 from repsim_cli.measures.gromov_spaces import Space, order_pair, prepare_space
 from repsim_cli.runs.content import Matrix, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.views.histograms import standardise_rows
+from repsim_cli.studies.views.histograms import centre_and_scale
 from repsim_cli.studies.views.rows import LayerRows, ViewBatch
 
 PUBLISHED, BEST = "POT's start", "best of all starts"
@@ -116,4 +116,4 @@ def _choose_pairs(layers: Sequence[str], named: list[list[str]] | None, seed: in
 
 
 def _prepare_standardised_space(x: Tensor) -> Space:
-    return prepare_space(standardise_rows(x)[0], cost_scale="mean")
+    return prepare_space(centre_and_scale(x)[0], cost_scale="mean")

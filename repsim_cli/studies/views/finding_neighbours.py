@@ -10,7 +10,7 @@ import scipy
 from jaxtyping import Float, Int
 
 from repsim_cli.base.plain import escape, slug
-from repsim_cli.figures.frame import COLOURS, MARKERS, cycle
+from repsim_cli.figures.frame import COLOURS, MARKERS, repeat_values
 from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.figures.panels import count_columns, make_panels, name_panels, set_headline, split_into_pages
@@ -78,7 +78,7 @@ def _draw_neighbour_lines(run: Finished, matrix: Matrix, places: Sequence[int]) 
 
     batch, samples = run.results.about["batch"], matrix.about["samples"]
     planes, nearest = run.array(matrix.values), run.array(matrix.details[PLANE]).astype(int)[:, samples]
-    inks = dict(zip(samples, cycle(COLOURS, len(samples)), strict=True))
+    inks = dict(zip(samples, repeat_values(COLOURS, len(samples)), strict=True))
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
     figure, axes = make_panels(len(places), count_columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)

@@ -45,7 +45,7 @@ class DistanceSpread(NamedTuple):
     largest: float
 
 
-def standardise_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
+def centre_and_scale(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """Rows in float64, centred and of mean squared norm 1, and the scale removed. Raises Degenerate where all rows are
     equal, but for rounding."""
     unit, scale = centre(x.double())
@@ -64,7 +64,7 @@ def make_jackknife_subsets(n: int) -> Subsets:
 
 def compute_subset_distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
     """Computes (subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
-    unit, scale = standardise_rows(x)
+    unit, scale = centre_and_scale(x)
     for first, squared in compute_distance_blocks(unit):
         rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
         cells = squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]

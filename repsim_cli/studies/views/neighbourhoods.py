@@ -16,7 +16,7 @@ from repsim_cli.measures.inner import unpack
 from repsim_cli.measures.rdm import pack_distances
 from repsim_cli.runs.content import Matrix, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.views.histograms import standardise_rows
+from repsim_cli.studies.views.histograms import centre_and_scale
 from repsim_cli.studies.views.rows import LayerRows, ViewBatch
 
 PLANE, FULL = "t-SNE plane", "full space"
@@ -44,7 +44,7 @@ def project_to_plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -
     The same seed gives the same plane. Needs d >= 2 and perplexity < n."""
     from sklearn.manifold import TSNE  # importing scikit-learn takes a second
 
-    unit, _ = standardise_rows(x)
+    unit, _ = centre_and_scale(x)
     rate: Any = max(len(x) / 48, SLOW)  # its stubs know of "auto" alone
     projection = TSNE(perplexity=perplexity, init="pca", method="exact", learning_rate=rate, random_state=seed)
     return projection.fit_transform(unit.cpu().numpy()).astype(np.float64)
@@ -52,7 +52,7 @@ def project_to_plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -
 
 def find_nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[np.ndarray, "n k"]:
     """Finds for every row the k others at the smallest Euclidean distance, the nearest first, ties in order of rows."""
-    unit, _ = standardise_rows(x)
+    unit, _ = centre_and_scale(x)
     distances = unpack(pack_distances(unit), len(x))
     distances.fill_diagonal_(torch.inf)
     return distances.cpu().numpy().argsort(1, kind="stable")[:, :k]

@@ -17,10 +17,10 @@ from helpers.treebanks import SENTENCES, conllu
 from repsim_cli import measures
 from repsim_cli.activations.attention import (
     check_units,
+    number_map_rows,
     plan_attention_readings,
     pool_attention_by_word,
     stream_attention_maps,
-    units,
 )
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.stored import Running
@@ -243,7 +243,7 @@ def test_two_tokenizers_give_maps_of_one_shape(both):
     lengths = [len(words) for words in SENTENCES]
     shapes = {}
     for label, sequences in both.items():
-        of = units(sequences, "drop_renormalise")
+        of = number_map_rows(sequences, "drop_renormalise")
         shapes[label] = []
         for mask, row in zip(sequences.mask, of, strict=True):
             tokens = int(mask.sum())
@@ -253,7 +253,7 @@ def test_two_tokenizers_give_maps_of_one_shape(both):
             shapes[label].append(tuple(made.shape[1:]))
             torch.testing.assert_close(made.sum(2), torch.ones(made.shape[:2]))
             whole = pool_attention_by_word(
-                pattern, torch.from_numpy(units(sequences, "keep")[len(shapes[label]) - 1]), "keep"
+                pattern, torch.from_numpy(number_map_rows(sequences, "keep")[len(shapes[label]) - 1]), "keep"
             )
             torch.testing.assert_close(whole.sum(2), torch.ones(whole.shape[:2]))
             assert tokens > shapes[label][-1][0]
@@ -262,7 +262,7 @@ def test_two_tokenizers_give_maps_of_one_shape(both):
 
 
 def test_special_tokens_that_are_kept_are_words_of_their_own(both):
-    of = {label: units(sequences, "keep") for label, sequences in both.items()}
+    of = {label: number_map_rows(sequences, "keep") for label, sequences in both.items()}
     assert (of["pieces"].max(1) + 1).tolist() == [len(words) + 2 for words in SENTENCES]
     assert of["pieces"][0][0] == 0
     with pytest.raises(
@@ -279,8 +279,8 @@ def test_a_token_of_no_word_between_pieces(both):
     sequences.word[0, :4] = [0, -1, 0, 1]
     sequences.word[0, 4:] = -1
     sequences.mask[0] = np.arange(sequences.mask.shape[1]) < 4
-    assert units(sequences, "keep")[0, :5].tolist() == [0, 1, 0, 2, -1]
-    assert units(sequences, "drop_renormalise")[0, :5].tolist() == [0, -1, 0, 1, -1]
+    assert number_map_rows(sequences, "keep")[0, :5].tolist() == [0, 1, 0, 2, -1]
+    assert number_map_rows(sequences, "drop_renormalise")[0, :5].tolist() == [0, -1, 0, 1, -1]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,14 @@ from repsim_cli.studies.dictionaries.columns import COLUMNS
 from repsim_cli.studies.dictionaries.finding_transfer import _draw, curves, say_beyond, say_dictionary_worth
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.spliced import Told
-from repsim_cli.studies.dictionaries.worth import check_told, explain, jackknife, make_worth_cells, mean, subtract
+from repsim_cli.studies.dictionaries.worth import (
+    check_told,
+    compute_explained_share,
+    jackknife,
+    make_worth_cells,
+    mean,
+    subtract,
+)
 
 WIDTH = 64  # of the shipped models
 READ = ("data=embedded", "extract.sequences=24", "extract.length=32", "extract.skip=4", "extract.normalise=none")
@@ -66,16 +73,16 @@ def test_exact_dictionaries_lose_nothing_and_copies_do_not_differ(repsim, newest
 def test_errors_are_those_of_leaving_out_documents():
     rng = np.random.default_rng(0)
     sums, documents = rng.random((2, 30)) + np.array([[0.2], [2.0]]), rng.permutation(np.repeat(np.arange(6), 5))
-    value, error = jackknife(explain, sums, documents)
+    value, error = jackknife(compute_explained_share, sums, documents)
     assert value == pytest.approx(1 - sums[0].sum() / sums[1].sum())
     without = [1 - sums[0][documents != i].sum() / sums[1][documents != i].sum() for i in range(6)]
     assert error == pytest.approx(np.sqrt(5 / 6 * np.square(without - np.mean(without)).sum()))
-    assert jackknife(explain, sums, np.zeros(30, int)) == (pytest.approx(value), None)
+    assert jackknife(compute_explained_share, sums, np.zeros(30, int)) == (pytest.approx(value), None)
     assert jackknife(mean, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
     both = jackknife(subtract, np.stack([*sums, *sums]), documents)
     assert both == (0, 0)
     lacking = np.where(documents == 2, np.nan, sums)
-    assert jackknife(explain, lacking, documents)[0] == pytest.approx(
+    assert jackknife(compute_explained_share, lacking, documents)[0] == pytest.approx(
         1 - sums[0][documents != 2].sum() / sums[1][documents != 2].sum()
     )
 
@@ -131,7 +138,7 @@ def test_models_that_do_not_differ_are_seldom_told_apart(count, length, tail):
             sums += [np.clip(of_both + own, 0, 1.5) * size, size]
         apart, error = jackknife(subtract, np.stack(sums), documents)
         told += abs(apart) > say_beyond(count) * error
-        value, error = jackknife(explain, np.stack(sums[:2]), documents)
+        value, error = jackknife(compute_explained_share, np.stack(sums[:2]), documents)
         held += abs(value - 0.7) < say_beyond(count) * error
     error = (0.05 * 0.95 / DRAWS) ** 0.5  # binomial, of the nominal 5 % that miss
     assert told / DRAWS < 0.05 + 3 * error

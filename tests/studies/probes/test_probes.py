@@ -29,8 +29,8 @@ from repsim_cli.training.probes import (
     combine_tests,
     compare_with_guess,
     find_largest_class,
-    fit,
     fit_linear,
+    fit_probe,
     make_split,
 )
 
@@ -147,13 +147,13 @@ def test_mlps_are_those_of_scikit_learn():
     rows = X
     with pytest.warns(match="Stochastic Optimizer"):
         plain = MLPClassifier(random_state=3).fit(rows[SPLIT.fitted], CLASSES[SPLIT.fitted])
-    one = fit(PROBES["mlp_classification"], X, CLASSES, SPLIT, 3)
+    one = fit_probe(PROBES["mlp_classification"], X, CLASSES, SPLIT, 3)
     assert one.error == pytest.approx(1 - plain.score(rows[SPLIT.held_out], CLASSES[SPLIT.held_out]))
     assert not one.converged
     y = (CLASSES - CLASSES[SPLIT.fitted].mean()) / CLASSES[SPLIT.fitted].std()
     with pytest.warns(match="Stochastic Optimizer"):
         plain = MLPRegressor(random_state=3).fit(rows[SPLIT.fitted], y[SPLIT.fitted])
-    one = fit(PROBES["mlp_regression"], X, CLASSES, SPLIT, 3)
+    one = fit_probe(PROBES["mlp_regression"], X, CLASSES, SPLIT, 3)
     assert one.error == pytest.approx(1 - plain.score(rows[SPLIT.held_out], y[SPLIT.held_out]))
 
 
@@ -171,7 +171,7 @@ def test_the_ridge_is_that_of_least_squares_with_a_penalty():
         weights = np.linalg.solve(a.T @ a + penalty * np.eye(6), a.T @ (y - y.mean(0)))
         best = min(best, (left_out, weights), key=lambda pair: pair[0])
     answers = (x @ best[1] + y.mean(0)).argmax(1)
-    found = fit(PROBES["ridge_classification"], given, CLASSES, SPLIT, 0)
+    found = fit_probe(PROBES["ridge_classification"], given, CLASSES, SPLIT, 0)
     assert found.error == pytest.approx(np.mean(answers[SPLIT.held_out] != CLASSES[SPLIT.held_out]))
     assert found.fitted_error == pytest.approx(np.mean(answers[SPLIT.fitted] != CLASSES[SPLIT.fitted]))
 
@@ -184,7 +184,7 @@ def test_an_interrupted_training_is_no_fit(monkeypatch):
 
     monkeypatch.setattr(MLPClassifier, "_update_no_improvement_count", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fit(PROBES["mlp_classification"], X, CLASSES, SPLIT, 0)
+        fit_probe(PROBES["mlp_classification"], X, CLASSES, SPLIT, 0)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_is_there_is_found_and_a_control_is_not(name):
     def error(y):
         if probe.linear:
             return fit_linear(clean, {"c": y}, [probe.task], SPLIT)["c", probe.task].error
-        return fit(probe, clean, y, SPLIT, 0).error
+        return fit_probe(probe, clean, y, SPLIT, 0).error
 
     assert error(CLASSES) == pytest.approx(0, abs=1e-12)
     assert error(CLASSES[SPLIT.shuffled]) > 0.6

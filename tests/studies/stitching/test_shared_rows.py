@@ -17,7 +17,12 @@ from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch
 from repsim_cli.studies.stitching.models import Inputs
 from repsim_cli.studies.stitching.noise import NONE, draw_clusters, find_answers
 from repsim_cli.studies.stitching.results import PENALTIES, tabulate_stitches, warn_of_misled
-from repsim_cli.studies.stitching.shared import StitchSide, explain, predict_by_ridge, subtract_group_means
+from repsim_cli.studies.stitching.shared import (
+    StitchSide,
+    estimate_shared_variance,
+    predict_by_ridge,
+    subtract_group_means,
+)
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -37,7 +42,7 @@ def test_planted_shares_are_found():
     for share in (0.0, 0.3, 0.9, 1.0):
         y = share**0.5 * x @ turn + (1 - share) ** 0.5 * noise
         for way in ((x, y), (y, x)):
-            found = explain(*map(halves, way), owners)
+            found = estimate_shared_variance(*map(halves, way), owners)
             assert found.value == pytest.approx(share, abs=0.02)
             assert abs(found.value - share) <= 4 * found.se + 1e-9
 
@@ -48,7 +53,9 @@ def test_the_error_is_the_spread_over_draws():
         draw = torch.Generator().manual_seed(seed)
         x, noise = (torch.randn(900, 4, generator=draw, dtype=torch.float64) for _ in range(2))
         y = (x + noise) / 2**0.5
-        found = explain(StitchSide(x[:600], x[600:]), StitchSide(y[:600], y[600:]), np.repeat(np.arange(30), 10))
+        found = estimate_shared_variance(
+            StitchSide(x[:600], x[600:]), StitchSide(y[:600], y[600:]), np.repeat(np.arange(30), 10)
+        )
         values.append(found.value)
         errors.append(found.se)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)

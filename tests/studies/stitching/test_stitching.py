@@ -43,7 +43,7 @@ from repsim_cli.studies.stitching.models import (
     open_whole,
     scramble,
 )
-from repsim_cli.studies.stitching.noise import shuffle
+from repsim_cli.studies.stitching.noise import shuffle_head_rows
 from repsim_cli.studies.stitching.train import Fitting, StitchRecipe, fit_key, fit_stitches
 
 CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
@@ -451,14 +451,14 @@ def test_baseline_heads():
         wild.model.transformer.h[0].mlp.c_fc.weight, source_of.model.transformer.h[0].mlp.c_fc.weight
     )
     streams = model.streams(inputs, [0, 1])
-    moved = shuffle(streams, inputs.mask, seed=1)
+    moved = shuffle_head_rows(streams, inputs.mask, seed=1)
     for layer, stream in streams.items():
         assert torch.equal(moved[layer][~inputs.mask], stream[~inputs.mask])
         rows, same = moved[layer][inputs.mask], stream[inputs.mask]
         assert torch.equal(rows[rows[:, 0].argsort()], same[same[:, 0].argsort()])
         assert not torch.equal(rows, same)
     # the same order at every layer
-    assert torch.equal(shuffle({1: streams[1]}, inputs.mask, seed=1)[1], moved[1])
+    assert torch.equal(shuffle_head_rows({1: streams[1]}, inputs.mask, seed=1)[1], moved[1])
 
 
 @pytest.mark.parametrize("layer", ["identity", "orthogonal"])

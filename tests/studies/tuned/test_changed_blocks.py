@@ -23,7 +23,7 @@ from repsim_cli.studies.tuned.blocks import (
     make_unpadded_batches,
     say_why_not_alone,
 )
-from repsim_cli.studies.tuned.changes import Texts, compute_logit_divergences, compute_row_changes, decode
+from repsim_cli.studies.tuned.changes import Texts, compute_logit_divergences, compute_row_changes, decode_json
 from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_mean_direction, say_restored_effect
 from repsim_cli.studies.tuned.models import load_next_token_model
 
@@ -163,7 +163,7 @@ def test_weights_by_tensor_and_outside_of_blocks():
     model.blocks[1].mlp.down_proj.weight.data *= 1.5
     model.module.get_input_embeddings().weight.data *= 2
     change = found(base, model)["tuned"]
-    rows = {name: (block, round(size, 6)) for name, block, size in decode(change["tensors"])}
+    rows = {name: (block, round(size, 6)) for name, block, size in decode_json(change["tensors"])}
     assert rows == {"embed_tokens.weight": (None, 1.0), "layers.1.mlp.down_proj.weight": (1, 0.5)}
     squares = {name: float(x.detach().square().sum()) for name, x in base.blocks[1].named_parameters()}
     expected = 0.5 * (squares["mlp.down_proj.weight"] / sum(squares.values())) ** 0.5

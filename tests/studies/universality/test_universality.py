@@ -29,7 +29,9 @@ def judged_cell(rng, across, *, seeds=0.8, within=None, untrained=0.3, level=0.0
     """level: of chance."""
     within = across if within is None else within
     fresh = models(rng, 3, 3, untrained, untrained, untrained, spread)
-    return rule.judge(FactorComparison(models(rng, base, value, seeds, across, within, spread), base, fresh, 3, level))
+    return rule.judge_contrasts(
+        FactorComparison(models(rng, base, value, seeds, across, within, spread), base, fresh, 3, level)
+    )
 
 
 def said_of(judged, chance=0.01):
@@ -111,7 +113,8 @@ def test_a_single_pair_like_untrained_twins_is_more_than_these_no_more_often_tha
         every = models(rng, count + 2, 0, 0.3, 0.3, 0.3)
         # two models more that are like the twins, the second of the other shape
         above.append(
-            rule.judge(FactorComparison(every[count:, count:], 1, every[:count, :count], shapes)).above <= ALPHA
+            rule.judge_contrasts(FactorComparison(every[count:, count:], 1, every[:count, :count], shapes)).above
+            <= ALPHA
         )
     assert np.mean(above) <= ALPHA + 2.5 * (ALPHA * (1 - ALPHA) / len(above)) ** 0.5
 
@@ -189,10 +192,10 @@ def test_what_a_run_needs_is_what_it_takes():
 def test_the_diagonal_is_not_read():
     rng = np.random.default_rng(4)
     similar, fresh = models(rng, 3, 3, 0.8, 0.5, 0.5), models(rng, 3, 3, 0.3, 0.3, 0.3)
-    one = rule.judge(FactorComparison(similar, 3, fresh, 3))
+    one = rule.judge_contrasts(FactorComparison(similar, 3, fresh, 3))
     np.fill_diagonal(similar, 100.0)
     np.fill_diagonal(fresh, -100.0)
-    other = rule.judge(FactorComparison(similar, 3, fresh, 3))
+    other = rule.judge_contrasts(FactorComparison(similar, 3, fresh, 3))
     assert one[:3] == other[:3]
     assert one[4:9] == other[4:9]
 

@@ -16,7 +16,7 @@ import scipy.stats
 from helpers.recorded import recorded
 
 import repsim_cli
-from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centre
+from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centre_pair
 from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     DIRECTION,
@@ -65,7 +65,7 @@ def test_planted_rotations_are_recovered_as_well_as_theory_says(noise):
         out = hold_out(x[half[1]], y[half[1]], np.arange(HELD))
         oracle = score_mapped_rows(out, clean[half[1]], y[half[0]].mean(0))[MAIN].value
         for kind, values in found.items():
-            fit = KINDS[kind](centre(x[half[0]], y[half[0]]), D)
+            fit = KINDS[kind](centre_pair(x[half[0]], y[half[0]]), D)
             of = score_mapped_rows(out, fit(out.x), y[half[0]].mean(0))
             values.append([of["R^2"].value, of[MAIN].value, oracle])
     for kind, values in found.items():
@@ -93,7 +93,7 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses(n, noise):
             errors.append(y[row] - y[kept].mean(0) - (x[row] - x[kept].mean(0)) @ solve(penalty, kept))
         return np.square(errors).sum()
 
-    fit = KINDS["ridge"](centre(x, y), D)
+    fit = KINDS["ridge"](centre_pair(x, y), D)
     errors = [left_out(penalty) for penalty in PENALTIES]
     assert fit.facts["penalty"] == PENALTIES[int(np.argmin(errors))]
     np.testing.assert_allclose(fit.weight, solve(fit.facts["penalty"], slice(None)), rtol=1e-5, atol=1e-7)
@@ -103,13 +103,13 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses(n, noise):
 def test_the_origin_and_the_unit_of_rows_change_no_map(kind):
     """Columns that say the same again change none either; of rows that are all equal the mean is predicted."""
     x, y, _ = planted(0.5, 0, n=60)
-    fit = KINDS[kind](centre(x, y), 3)
-    moved = KINDS[kind](centre(1e3 * x + 50, y), 3)
+    fit = KINDS[kind](centre_pair(x, y), 3)
+    moved = KINDS[kind](centre_pair(1e3 * x + 50, y), 3)
     np.testing.assert_allclose(moved(1e3 * x + 50), fit(x), rtol=1e-6, atol=1e-6)
     if kind != "rotation":
-        twice = KINDS[kind](centre(np.hstack([x, x]) / 2**0.5, y), 3)
+        twice = KINDS[kind](centre_pair(np.hstack([x, x]) / 2**0.5, y), 3)
         np.testing.assert_allclose(twice(np.hstack([x, x]) / 2**0.5), fit(x), rtol=1e-6, atol=1e-6)
-    equal = KINDS[kind](centre(np.ones((60, 4)), y), 3)
+    equal = KINDS[kind](centre_pair(np.ones((60, 4)), y), 3)
     np.testing.assert_allclose(equal(np.full((5, 4), 7.0)), np.tile(y.mean(0), (5, 1)))
 
 
@@ -117,7 +117,7 @@ def test_a_map_of_low_rank_is_as_good_as_what_is_planted():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, D))
     y = x @ rng.normal(size=(D, 3)) @ rng.normal(size=(3, 24)) + 0.1 * rng.normal(size=(500, 24))
-    given, r2 = centre(x[:300], y[:300]), {}
+    given, r2 = centre_pair(x[:300], y[:300]), {}
     for rank in (2, 3):
         fit = KINDS["low_rank"](given, rank)
         assert np.linalg.matrix_rank(fit.weight) == rank == fit.facts["rank"]
@@ -129,7 +129,7 @@ def test_widths_may_differ():
     """A rotation lays the narrower side into the wider one, and back."""
     x, _, clean = planted(0.0, 1)
     wide = np.hstack([clean, np.zeros((len(clean), 5))])
-    there, back = KINDS["rotation"](centre(x, wide), D), KINDS["rotation"](centre(wide, x), D)
+    there, back = KINDS["rotation"](centre_pair(x, wide), D), KINDS["rotation"](centre_pair(wide, x), D)
     assert there(x) == pytest.approx(wide, abs=1e-9)
     assert back(wide) == pytest.approx(x, abs=1e-9)
 
@@ -402,7 +402,7 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
     x, y, _ = planted(noise, 3)
     classes = (x[:, 0] + 0.5 * x[:, 1] > 0).astype(int) * 4 + 3  # codes of any kind
     half, documents = (slice(FITTED), slice(FITTED, None)), np.arange(HELD)
-    fit = KINDS["rotation"](centre(x[half[0]], y[half[0]]), D)
+    fit = KINDS["rotation"](centre_pair(x[half[0]], y[half[0]]), D)
     on = {side: LabelledRows(rows[half[1]], classes[half[1]]) for side, rows in (("old", x), ("new", y))}
 
     def found(rows, side):
