@@ -18,6 +18,7 @@ from repsim_cli.api.new_run import perform_in
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
 from repsim_cli.api.until import Settings, check_target, choose_sample, make_sampler
+from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.config.binding import bind_model
@@ -155,7 +156,17 @@ def _perform(checked: RunConfig, folder: str | os.PathLike[str] | None, progress
 def _register_functions(given: Any) -> Any:
     """Puts the names of functions of `register_measure` in their places."""
     several = given if isinstance(given, list | tuple) else [given]
-    return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
+    return [_name_function(each) for each in several] if any(map(callable, several)) else given
+
+
+def _name_function(given: Any) -> Any:
+    """The name of a function of `register_measure`. Raises BadInput where another has this name by now."""
+    name = getattr(given, NAME, None)
+    if name is None:
+        return given
+    if getattr(registry.measures.get(name).function, "__wrapped__", None) is not given:
+        raise BadInput(f"measures: the name of another function, got '{name}'; register yours under a name of its own")
+    return name
 
 
 def _check_labels(labels: Iterable[Any]) -> None:

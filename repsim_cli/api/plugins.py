@@ -5,19 +5,20 @@ import math
 import re
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from torch import Tensor
 
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadInput, Degenerate, RepsimError, RunFailed
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import Registry
 from repsim_cli.base.schemas import call_checked
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.cards import Card
+from repsim_cli.measures.cards import Card, Invariance
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+INVARIANCES = get_args(Invariance)
 LABEL = re.compile("[a-z][a-z0-9_]*")
 NAME = "repsim_name"  # the attribute of a function that is a measure
 WEAKEST = {
@@ -92,6 +93,9 @@ def _make_card(claims: dict[str, Any]) -> Card:
     for claim, kind, example in (("bounds", tuple, "(0, None)"), ("invariant_to", frozenset, "{'orthogonal'}")):
         if not isinstance(given := claims[claim], Collection) or isinstance(given, str):
             raise BadInput(f"register_measure.{claim}: not several values, got {given!r:.60}; write {example}")
+        if claim == "invariant_to" and (unknown := [each for each in given if each not in INVARIANCES]):
+            known = ", ".join(map(repr, INVARIANCES))
+            raise BadInput(f"register_measure.{claim}: unknown, got {min(unknown, key=repr)!r:.60}; give {known}")
         claims[claim] = kind(given)
     return call_checked("register_measure", Card, claims)
 
@@ -117,17 +121,12 @@ def _keep_rows(x: Any) -> Any:
 def _compute_value(name: str, function: Callable[..., Any], x: Any, y: Any) -> float:
     """The number that a function from outside gives. Raises RunFailed where it fails or gives none, and Degenerate
     where this is not finite."""
-    try:
-        given = function(x, y)
-    except RepsimError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        raise RunFailed(f"{name}: the measure fails, got {reason}; mend it") from error
+    given = registry.measures.call(name, lambda: function(x, y), RunFailed)
     value = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0 else given
     if isinstance(value, bool) or not isinstance(value, int | float):
         shape = f" {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else ""
-        raise RunFailed(f"{name}: the measure gives no number, got {type(given).__name__}{shape}; return a float")
+        whose = registry.measures.say_whose(name)
+        raise RunFailed(f"{whose} gives no number, got {type(given).__name__}{shape}; return a float")
     if not math.isfinite(value):
         raise Degenerate(f"{name}: its value is not finite, got {value}; mend the measure, or give other rows")
     return float(value)
@@ -159,4 +158,13 @@ def register_data(name: str) -> Callable[[Function], Function]:
 
 def register_study(name: str) -> Callable[[Function], Function]:
     """Makes a study, `study=NAME`, of a subclass of `repsim_cli.engine.study.Study`."""
-    return _add_to(registry.studies, "register_study", name)
+    add = _add_to(registry.studies, "register_study", name)
+
+    def decorate(study: Function) -> Function:
+        from repsim_cli.engine.study import Study
+
+        if callable(study) and Study not in getattr(study, "__mro__", ()):
+            raise BadInput(f"register_study: no subclass of Study, got {study!r:.60}; write class NAME(Study)")
+        return add(study)
+
+    return decorate

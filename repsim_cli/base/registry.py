@@ -7,24 +7,30 @@ are imported when such a name is used.
 
 import difflib
 import importlib
+import inspect
 import logging
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from itertools import takewhile
 from pathlib import Path
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, RepsimError
 
 HERE = __name__.partition(".")[0]
 PACKAGE = Path(__file__).parent.parent
 Registered = TypeVar("Registered", bound=Callable[..., Any])
+Made = TypeVar("Made")
 SHOWN = 20  # names listed where there is no near miss
-log = logging.getLogger(__name__)
+LONGEST = 200  # characters of what the code of others raised
+log = logging.getLogger("repsim")
 
 
 class RegistryEntry(NamedTuple):
@@ -62,9 +68,13 @@ class Registry:
         self._said = re.compile(said, re.MULTILINE | re.DOTALL)
         self._entries: dict[str, RegistryEntry] = {}
         self._broken: dict[str, str] = {}  # plug-ins, by name, and why
+        self._warned: set[str] = set()  # names that several packages have, and reasons
 
     def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
         def decorate(function: Registered) -> Registered:
+            if function.__module__.partition(".")[0] != HERE:
+                self.add(name, function, card)
+                return function
             own = vars(self).get("_own", {}).get(name)  # it may be imported later
             if name in self._entries or own not in (None, "", function.__module__):
                 raise ValueError(f"{self.noun} '{name}' is registered twice")
@@ -84,10 +94,9 @@ class Registry:
                 importlib.import_module(module)
             found |= dict.fromkeys(filter(None, names), module)
         own = dict.fromkeys(self._entries, "") | found
-        for name in sorted(own.keys() & self.plugins.keys()):
-            log.warning(
-                "%s: its %s '%s' is left out, repsim has one", name_package(self.plugins[name]), self.noun, name
-            )
+        for name in sorted(own.keys() & self._points.keys()):
+            for point in self._points[name]:
+                log.warning("%s: its %s '%s' is left out, repsim has one", name_package(point), self.noun, name)
         return own
 
     def own(self, name: str) -> bool:
@@ -95,10 +104,32 @@ class Registry:
         return name in self._own
 
     def add(self, name: str, function: Callable[..., Any], card: Any = None) -> None:
-        """Adds a name from outside, or replaces one. Raises BadInput for one of the package's own."""
+        """Adds a name from outside, or replaces one of the program; of a name that two packages have, that of the first
+        alone. Raises BadInput for a name of repsim's own, or of a package that does not register it here."""
         if name in self._own:
             raise BadInput(f"{self.noun}: a name of repsim's own, got '{name}'; give another")
+        if points := self._points.get(name, []):
+            caller = _find_package((frame for frame, _ in walk_stack(inspect.currentframe())), points)
+            if caller is None:
+                package = name_package(points[0])
+                raise BadInput(f"{self.noun}: a name of the package {package}, got '{name}'; give another")
+            self._warn_of_others(name)
+            if caller is not points[0]:
+                return
         self._entries[name] = RegistryEntry(name, function, card)
+
+    def _warn_of_others(self, name: str) -> None:
+        """Warns once where several packages have a name."""
+        first, *others = map(name_package, self._points[name])
+        for package in others if name not in self._warned else ():
+            said = "two packages have the %s '%s': that of %s is used, that of %s is left out"
+            log.warning(said, self.noun, name, first, package)
+        self._warned.add(name)
+
+    def list_foreign(self) -> list[str]:
+        """Lists the names whose functions are written outside of repsim."""
+        modules = {name: inspect.unwrap(entry.function).__module__ for name, entry in self._entries.items()}
+        return sorted(name for name, module in modules.items() if module.partition(".")[0] != HERE)
 
     def list_added(self) -> list[str]:
         """Lists the names from outside that this program has used or made so far."""
@@ -110,10 +141,17 @@ class Registry:
             self._entries = {name: entry for name, entry in self._entries.items() if name in self._own}
 
     @cached_property
+    def _points(self) -> Mapping[str, list[EntryPoint]]:
+        """Lists the entry points of other packages by name, in the order of the packages. Imports none of these."""
+        points: dict[str, list[EntryPoint]] = {}
+        for point in sorted(entry_points(group=self._group), key=name_package) if self._group else ():
+            points.setdefault(point.name, []).append(point)
+        return points
+
+    @cached_property
     def plugins(self) -> Mapping[str, EntryPoint]:
         """Lists the names of other packages without importing these; where two have one name, the first has it."""
-        points = sorted(entry_points(group=self._group), key=name_package, reverse=True) if self._group else ()
-        return {point.name: point for point in points}
+        return {name: points[0] for name, points in self._points.items()}
 
     def find_name_in(self, module: str) -> str | None:
         """The first of the names that a module registers; None where it registers none. Imports nothing."""
@@ -126,10 +164,10 @@ class Registry:
 
     def list_usable(self) -> list[str]:
         """Lists the names without those of plug-ins that cannot be loaded, and warns of each of these once."""
-        known = {*self._broken}
         names = [name for name in self.names() if self._say_why_broken(name) is None]
-        for name in self._broken.keys() - known:
-            log.warning("%s; it is left out", self._broken[name])
+        for why in sorted({*self._broken.values()} - self._warned):
+            log.warning("%s; it is left out", why)
+        self._warned |= {*self._broken.values()}
         return names
 
     def get(self, name: str) -> RegistryEntry:
@@ -150,19 +188,75 @@ class Registry:
         """Imports what a plug-in's name stands for, once; says why this cannot be done."""
         if name in self._own or name in self._entries or name in self._broken:
             return self._broken.get(name)
-        before = {*self._entries}
         point = self.plugins[name]
+        before = {room: {*room._entries} for room in (self, *ROOMS)}
+        self._warn_of_others(name)
         try:
             point.load()
-            strange = self._entries.keys() - before - self.plugins.keys() - self._own.keys()
+            strange = [
+                f"the {room.noun} '{each}'"
+                for room, names in before.items()
+                for each in room.list_foreign()
+                if each not in names and each not in room.plugins
+            ]
             if name not in self._entries or strange:
-                raise LookupError(f"it registers {', '.join(sorted(strange)) or 'nothing of this name'}")
+                registered = f"{', '.join(strange)} without an entry point" if strange else "nothing of this name"
+                raise BadInput(f"it registers {registered}")
         except Exception as error:  # whatever the code of others may raise
-            for added in self._entries.keys() - before - self._own.keys():
-                del self._entries[added]
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._broken[name] = f"{name_package(point)}: its {self.noun} '{name}' cannot be loaded, got {reason}"
+            for room, names in before.items():
+                for each in {*room.list_foreign(), *([name] if room is self else [])} - names:
+                    of = _name_module(room.plugins.get(each, point))
+                    if of == _name_module(point) or of not in sys.modules:
+                        room._entries.pop(each, None)
+                    if of == _name_module(point) and each in room.plugins:
+                        said = f"{name_package(point)}: its {room.noun} '{each}' cannot be loaded"
+                        room._broken[each] = f"{said}{say_reason(error)}"
         return self._broken.get(name)
+
+    def say_whose(self, name: str) -> str:
+        """Names what a name from outside stands for, and the package that it is of."""
+        package = f" of {name_package(self.plugins[name])}" if name in self.plugins and not self.own(name) else ""
+        return f"{name}: the {self.noun}{package}"
+
+    def call(self, name: str, step: Callable[[], Made], error: type[RepsimError] = BadInput) -> Made:
+        """The value of a step in the code that a name stands for. Whatever the code of others raises there, this name's
+        or another's, becomes an `error` of one line that names it; errors of repsim's own, and of files, stay as they
+        are."""
+        try:
+            return step()
+        except (RepsimError, OSError):
+            raise
+        except Exception as failed:
+            passed = [frame for frame, _ in walk_tb(failed.__traceback__)]
+            point = _find_package(reversed(passed), [each for room in ROOMS for each in room.plugins.values()])
+            if self.own(name) and point is None:
+                raise
+            whose = f"the package {name_package(point)}" if self.own(name) and point else self.say_whose(name)
+            log.debug("traceback", exc_info=True)
+            raise error(f"{whose} fails{say_reason(failed)}; mend it") from failed
+
+
+def say_reason(error: Exception) -> str:
+    """Says what the code of others raised, in the rest of a line: an error of repsim's own whole."""
+    text = " ".join(str(error).split())
+    return f": {text}" if isinstance(error, RepsimError) else f", got {type(error).__name__}: {text}"[:LONGEST]
+
+
+def _name_module(point: EntryPoint) -> str:
+    return point.value.partition(":")[0].strip()
+
+
+def _find_package(frames: Iterable[FrameType], points: Sequence[EntryPoint]) -> EntryPoint | None:
+    """Finds the entry point whose package the first of the frames is of, that is of any; of packages in one namespace
+    the nearest."""
+    modules = [_name_module(point).split(".") for point in points]
+    for frame in frames:
+        here = str(frame.f_globals.get("__name__")).split(".")
+        pairs = [zip(here, module, strict=False) for module in modules]
+        shared = [len([*takewhile(lambda pair: pair[0] == pair[1], each)]) for each in pairs]
+        if any(shared):
+            return points[shared.index(max(shared))]
+    return None
 
 
 def name_package(point: EntryPoint) -> str:
@@ -202,5 +296,6 @@ models = Registry(
 measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=find_registered("measures"))
 studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=find_registered("studies"))
 FINDINGS = ("findings/*.py", "studies/*/finding*.py")
-analyses = Registry("analysis", *FINDINGS, said=find_decorated("analysis"))
-claims = Registry("claim", *FINDINGS, said=find_decorated("claim"))
+analyses = Registry("analysis", *FINDINGS, entries="repsim.analyses", said=find_decorated("analysis"))
+claims = Registry("claim", *FINDINGS, entries="repsim.claims", said=find_decorated("claim"))
+ROOMS = (data, models, measures, studies, analyses, claims)

@@ -23,7 +23,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
     tiny runs, of which those that are missing are made first."""
     from repsim_cli.findings.claims import find_claims
 
-    claims = find_claims(parsed.names or registry.claims.names())
+    claims = find_claims(parsed.names or registry.claims.list_usable())
     claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
     if parsed.check and parsed.json:
         raise BadInput("--json: of claims alone, got --check as well; run --check first")

@@ -75,22 +75,34 @@ def find_meanings(name: str) -> list[Topic]:
     if name == RUN:
         return [_run_topic()]
     word = [Topic(name=name, title=term, prose=[text]) for term, text in look_up_terms(name)]
-    meant = [make() for of, make in list_topic_makers() if of == first]
+    meant, broken = _make_topics(make for of, make in list_topic_makers(usable=False) if of == first)
     if first in read_kind(GROUP, RUN).settings and not keys:
         return [_narrow(_run_topic(), [first]), *meant, *word]
     if word:
         return [*(meant if not keys else []), *word]
     if not keys and meant:
         return meant
-    topics = build_catalogue() if not meant or first in ROOMS else []
+    topics = build_catalogue() if not (meant or broken) or first in ROOMS else []
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
         meant, keys = of, keys[1:]  # measure.mutual_knn
     elif keys and not meant:  # data.split, options.within: of every data set or study that has it
         meant = _merge_alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
     if not meant:
-        raise _explain_unknown(name, [*map(_make_settings_topic, SETTINGS), *topics])
+        raise broken[0] if broken else _explain_unknown(name, [*map(_make_settings_topic, SETTINGS), *topics])
     with_key = [topic for topic in meant if keys and keys[0] in topic.settings]
     return [_narrow(topic, keys) for topic in with_key or meant]
+
+
+def _make_topics(makers: Iterable[Callable[[], Topic]]) -> tuple[list[Topic], list[BadInput]]:
+    """Makes topics; gives those of plug-ins that cannot be loaded as the errors that say why."""
+    made: list[Topic] = []
+    broken: list[BadInput] = []
+    for make in makers:
+        try:
+            made.append(make())
+        except BadInput as error:
+            broken.append(error)
+    return made, broken
 
 
 def _merge_alike(topics: Sequence[Topic], key: str) -> list[Topic]:
@@ -194,27 +206,31 @@ def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
 def build_catalogue() -> list[Topic]:
     """Makes the topics of all studies, analyses, measures, kinds of models and data, and of all entries that can be
     selected."""
-    return [make() for _, make in list_topic_makers()]
+    return [make() for _, make in list_topic_makers(usable=True)]
 
 
-def list_topic_makers() -> list[tuple[str, Callable[[], Topic]]]:
-    """Lists the catalogue by names, each with what makes its topic and imports what it is about."""
+def list_topic_makers(*, usable: bool) -> list[tuple[str, Callable[[], Topic]]]:
+    """Lists the catalogue by names, each with what makes its topic and imports what it is about.
+
+    usable: imports all plug-ins, and leaves out those that cannot be loaded.
+    """
     topics: list[tuple[str, Callable[[], Topic]]] = []
     for group, room in SELECTED.items():
         chosen = list_selectable_entries(group)
         kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
-        usable = room.list_usable()
-        for kind in usable:
+        names = room.list_usable() if usable else room.names()
+        for kind in names:
             if kinds.get(kind) != kind:
                 first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
                 topics.append((kind, partial(_make_kind_topic, group, kind, first)))
-        broken = {*room.names()} - {*usable}
+        broken = {*room.names()} - {*names}
         topics += [
             (name, partial(_read_entry, group, selected))
             for name, selected in chosen.items()
             if kinds[name] not in broken
         ]
-    topics += [(name, partial(_make_analysis_topic, name)) for name in registry.analyses.names()]
+    analyses = registry.analyses.list_usable() if usable else registry.analyses.names()
+    topics += [(name, partial(_make_analysis_topic, name)) for name in analyses]
     for group, make in {**dict.fromkeys(SETTINGS, _read_choice), "experiment": _make_experiment_topic}.items():
         topics += [(name, partial(make, group, name, comment)) for name, comment in describe_group(group).items()]
     return topics

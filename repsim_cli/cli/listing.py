@@ -45,7 +45,7 @@ def list_entries(group: str) -> list[ListEntry]:
             for name, kind in told.items()
         ]
         more = {name: point for name, point in room.plugins.items() if name not in told}
-        return [*own, *(ListEntry(name, f"A study of {name_package(point)}") for name, point in more.items())]
+        return [*own, *(ListEntry(name, f"From the package {name_package(point)}") for name, point in more.items())]
     comments = describe_group(group)
     own = _name_own_settings(comments, read_table_entries(group)) if group in TABLES else {}
     return [

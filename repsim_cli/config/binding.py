@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import Registry, RegistryEntry, did_you_mean
 from repsim_cli.base.schemas import Fields, attempt, build_schema, call_and_note, give_up, validate_values
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
@@ -112,7 +113,9 @@ def bind_component(
     registered = attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
     if registered is None or MISSING in entry.values():
         return None
-    return bind(problems, path, function(registered), {k: v for k, v in entry.items() if k != "kind"})
+    given = {k: v for k, v in entry.items() if k != "kind"}
+    step = partial(bind, problems, path, function(registered), given)
+    return attempt(problems, f"{path}: ", lambda: room.call(registered.name, step))
 
 
 def _find_dotted(path: str, entry: Fields) -> str | None:
@@ -155,8 +158,9 @@ def expand_families(problems: list[str], entries: Mapping[str, Any]) -> dict[str
 def wrap_model_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
-    from repsim_cli.models.source import Family, apply_keys
+    from repsim_cli.models.source import Family, Model, apply_keys
 
+    make = partial(_make_checked, registry.models, entry, Model, "Source")
     parameters = inspect.signature(entry.function).parameters
     common = inspect.signature(EveryModel).parameters
     of_seeds = inspect.signature(SeededModel).parameters if "seed" in parameters else {}
@@ -165,8 +169,8 @@ def wrap_model_function(entry: RegistryEntry) -> Callable[..., Any]:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
         several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
         if several.seeds is None:
-            return apply_keys(entry.function(**settings), keys)
-        each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
+            return apply_keys(make(**settings), keys)
+        each = {str(seed): make(**settings | {"seed": seed}) for seed in several.seeds}
         return apply_keys(Family(sources=each), keys)
 
     taken = [*parameters.values(), *of_seeds.values(), *common.values()]
@@ -177,17 +181,26 @@ def wrap_model_function(entry: RegistryEntry) -> Callable[..., Any]:
 @cache
 def wrap_data_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of data, which also takes the keys that every text has."""
-    from repsim_cli.data.base import apply_keys
+    from repsim_cli.data.base import Data, apply_keys
 
     common = inspect.signature(EveryData).parameters
 
     def bind(**settings: Any) -> Any:
         keys = EveryData(**{key: settings.pop(key) for key in common})
-        return apply_keys(entry.function(**settings), keys)
+        return apply_keys(_make_checked(registry.data, entry, Data, "Text", **settings), keys)
 
     parameters = inspect.signature(entry.function).parameters
     bind.__signature__ = inspect.Signature([*parameters.values(), *common.values()])  # type: ignore[attr-defined]
     return bind
+
+
+def _make_checked(room: Registry, entry: RegistryEntry, kinds: Any, asked: str, /, **settings: Any) -> Any:
+    """Makes what the function of an entry gives. Raises BadInput for anything else than was asked for."""
+    made = entry.function(**settings)
+    if not isinstance(made, kinds):
+        whose = room.say_whose(entry.name)
+        raise BadInput(f"{whose} gives no {asked}, got {type(made).__name__}; return one")
+    return made
 
 
 def wrap_measure_function(entry: RegistryEntry) -> Callable[..., Any]:

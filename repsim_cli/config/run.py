@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -140,7 +141,8 @@ class RunConfig:
             executor = self.keys.hardware.get("executor")
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
             analyses = {"analyses": list(self.analyses)} if self.analyses else {}
-            plan = {**self.study.plan(), **ports, **skipped, **notes, **analyses}
+            planned = registry.studies.call(self.keys.study, lambda: dict(self.study.plan()))
+            plan = {**planned, **ports, **skipped, **notes, **analyses}
             if "maps" in self.analyses and read_figure_settings(self.keys.figures).get("which") == "all":
                 from repsim_cli.engine.cost import estimate_drawing
 
@@ -222,7 +224,8 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
             bound[name] = make()
     if unreached and not plain["dry_run"]:
         problems += say_unreachable(unreached, plain["model"], str(plain.get("name")))
-    options = check_arguments(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
+    check = partial(check_arguments, problems, "options", study.function, plain["options"], {*groups, *ROLES})
+    options = registry.studies.call(study.name, check)
     if "model" in bound:
         problems += find_misplaced(plain["study"], study.function, bound["model"])
         problems += say_unread_points(plain["study"], study.function, plain["model"])
@@ -241,7 +244,8 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
-    instance = attempt(problems, "", lambda: study.function(**bound, **options))
+    make = partial(study.function, **bound, **options)
+    instance = attempt(problems, "", lambda: registry.studies.call(study.name, make))
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= instance.skipped
     facts = _collect_model_facts(instance, bound.get("model", {}))

@@ -21,7 +21,7 @@ from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
 from repsim_cli.engine.permuted import permute_pairs, permute_sampled
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds, permute_rows
+from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds, has_rows, permute_rows
 from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix, Products
 
@@ -82,7 +82,7 @@ def _can_reorder(prepared: Prepared) -> bool:
     """Tells whether its states can be taken in another order."""
     if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not permute_rows:
         return True
-    return isinstance(prepared.states[0], Tensor)
+    return all(has_rows(state, prepared.rows) for state in prepared.states)
 
 
 def compute_chance_mean(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:

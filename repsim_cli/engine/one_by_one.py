@@ -10,8 +10,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from repsim_cli.base.errors import Degenerate
+from repsim_cli.base import registry
+from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.base.plain import slug
+from repsim_cli.engine.claimed import check_pair_symmetry
 from repsim_cli.engine.known import AUDIT, VALUES, Cell
 from repsim_cli.engine.processes import ALONE, PairTurn, open_state, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
@@ -38,7 +40,8 @@ def compute_pair_values(
     undefined = {} if undefined is None else undefined
     if measure.compare_all is not None:
         with suppress(Degenerate):  # of which pair, only one by one can say
-            return measure.compare_all(rows, columns)
+            every = partial(measure.compare_all, rows, columns)
+            return registry.measures.call(measure.name, every, RunFailed)
     mirrored = measure.card.symmetric and rows is columns
     values = torch.full((len(rows), len(columns)), torch.nan, dtype=torch.float64)
     if known is not None:
@@ -51,14 +54,17 @@ def compute_pair_values(
                 values[a, b] = values[b, a]
                 undefined |= {(a, b): undefined[b, a]} if (b, a) in undefined else {}
                 continue
+            step = partial(registry.measures.call, measure.name, partial(measure.compare, x, y), RunFailed)
             try:
                 with attribute_warnings() as caught:
-                    values[a, b] = run_with_label(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
+                    values[a, b] = run_with_label(f"{names[a]} and {names[b]}", step)
             except Degenerate as error:
                 undefined[a, b] = error
                 continue
             if known is not None and not caught:  # what is warned of is computed and warned of each time
                 known.add(VALUES, batch, (a, b), [float(values[a, b])])
+            if mirrored and b == a + 1:
+                check_pair_symmetry(measure, float(values[a, b]), x, y)
         turn.show(partial(convert_to_numpy, values), 0)
     return values
 

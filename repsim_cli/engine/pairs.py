@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.claimed import check_row_order, check_symmetry
 from repsim_cli.engine.expected import RowPlaces, compute_products_and_means
 from repsim_cli.engine.one_by_one import compute_pair_values, compute_slow_pairs, convert_to_numpy
 from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
@@ -177,6 +178,7 @@ def compute_all_pairs(
     def finish(label: str, prepared: Prepared | None, values: Matrix, undefined: Undefined) -> None:
         without[label] = undefined
         matrices[label] = mask(values, undefined)
+        check_symmetry(measures[label], matrices[label], matrices[label].T)
         show(label, partial(convert_to_numpy, matrices[label]), 0)
         if prepared is not None:
             observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
@@ -249,7 +251,10 @@ def _prepare_states(
         return work.keep(state) if work is not None and filed else state
 
     with attribute_warnings(group):
-        return make_with_stand_ins(prepare, len(names))
+        states, failed = make_with_stand_ins(prepare, len(names))
+    for measure in group.values() if 0 not in failed else ():
+        check_row_order(measure, rows[0], states[0], labels)
+    return states, failed
 
 
 def _drop_failed(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.base import registry
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.engine.one_by_one import compute_pair_values
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import compute_defined_values
+from repsim_cli.measures import Pairwise
+from repsim_cli.measures.base import has_rows, is_added, permute_rows
 from repsim_cli.measures.features import PreparedFeatures
 from repsim_cli.measures.inner import Products, compute_inner_products, pack_cells, unpack
 from repsim_cli.measures.kernels import AnyKernel, Packed, State
@@ -24,6 +29,17 @@ Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 def iterate_silently(steps: Sequence[Any], measure: str) -> Iterable[Any]:
     return steps
+
+
+def _permute_state(measure: Pairwise, state: Any, order: Tensor) -> Any:
+    """Takes the rows of a state in another order. Raises RunFailed where a measure from outside cannot."""
+    if measure.permute is permute_rows and is_added(measure) and not has_rows(state, len(order)):
+        whose = registry.measures.say_whose(measure.name)
+        raise RunFailed(
+            f"{whose} prepares states that are no tensors of rows, got {type(state).__name__} to permute; give its "
+            "Pairwise permute=function(state, order), or leave significance out"
+        )
+    return registry.measures.call(measure.name, partial(measure.permute, state, order), RunFailed)
 
 
 def permute_pairs(
@@ -43,7 +59,7 @@ def permute_pairs(
     if isinstance(prepared, PreparedStates):
         measure = prepared.measure
         for k in progress(left, measure.name):
-            columns = [measure.permute(state, orders[k]) for state in prepared.states]
+            columns = [_permute_state(measure, state, orders[k]) for state in prepared.states]
             values[k] = convert_to_notes(
                 compute_pair_values(measure, prepared.states, columns, prepared.names, prepared.left)
             )

@@ -84,11 +84,11 @@ class Study:
 
     def plan(self) -> dict[str, Any]:
         """Says what a run would do."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no plan()")
 
     def run(self, run: Run) -> Results:
         """Measures, and returns the results; arrays go to the folder of the run."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no run()")
 
     def units(self, run: Run) -> Iterable[Phase]:
         """The work that can be computed ahead, anywhere: a phase reads what those before it left in the cache."""

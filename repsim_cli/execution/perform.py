@@ -2,12 +2,13 @@
 
 import dataclasses
 
-from repsim_cli.base import garbage
+from repsim_cli.base import garbage, registry
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.config.run import RunConfig
 from repsim_cli.execution.units import perform_ahead
 from repsim_cli.findings import analyse
 from repsim_cli.report import tracking
+from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
 from repsim_cli.training import trained
 
@@ -28,11 +29,20 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     about = {"facts": facts, "measures": checked.measures, "base": keys.base, "options": checked.options}
     run.manifest.update(about, short=reasons)
     marks = {label: shortfall.mark for label, shortfall in short.items()}
+
+    def measure() -> None:
+        measured = checked.study.run(run)
+        if not isinstance(measured, Results):
+            raise TypeError(f"run() gives no Results but {type(measured).__name__}")
+        for text in measured.warnings:
+            run.warn(text)
+        filled = {"study": keys.study, "marks": marks, "warnings": run.manifest["warnings"]}
+        run.write_results(dataclasses.replace(measured, **filled))
+
     try:
-        measured = dataclasses.replace(checked.study.run(run), marks=marks)
+        registry.studies.call(keys.study, measure, RunFailed)
     except Degenerate as error:  # bad input of a measure, and a run that has started
         raise RunFailed(str(error)) from error
-    run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
     with run.stage("analyses"):
         analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
     if drawn:

@@ -3,12 +3,14 @@
 import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import name_package
 from repsim_cli.figures.frame import Figures, Style, read_figure_settings, save
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.answering import list_directed_pairs
@@ -33,8 +35,11 @@ def choose_options(
     that is of other studies, or that the plan of the run does not suit.
     """
     tested = find_claims(claims)
-    cards = {name: find_analysis_card(name) for name in registry.analyses.names()}
     of_claims = {claim.analysis for claim in tested}
+    known = [
+        name for name in registry.analyses.names() if name in {*given, *of_claims} or _is_at_hand(name, planned.study)
+    ]
+    cards = {name: find_analysis_card(name) for name in known}
     problems = [
         f"claims: {claim.name} is about {_say_other_studies(cards[claim.analysis], planned)}"
         for claim in tested
@@ -72,6 +77,14 @@ def choose_options(
     return options, tested
 
 
+def _is_at_hand(name: str, study: str) -> bool:
+    """Tells whether runs of the study may have an analysis unasked: those of packages alone where it is of the same."""
+    point, beside = registry.analyses.plugins.get(name), registry.studies.plugins.get(study)
+    if point is None or registry.analyses.own(name):
+        return True
+    return beside is not None and name_package(beside) == name_package(point)
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
@@ -100,7 +113,8 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
         for name, settings in options.items():
             tested = [claim for claim in claims if claim.analysis == name]
             try:
-                part = Part() if given is None else find_analysis_card(name).compute(given, settings, tested)
+                compute = partial(find_analysis_card(name).compute, given, settings, tested)
+                part = Part() if given is None else registry.analyses.call(name, compute, RunFailed)
             except BadInput as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
             verdicts = note_short(refuse_units(part.claims, finished, tested), finished, tested)

@@ -62,7 +62,7 @@ def get(name: str, /, **settings: Any) -> Measure:
     """
     entry = registry.measures.get(name)
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
-    return call_checked(name, wrap_function(entry), plain)
+    return registry.measures.call(name, lambda: call_checked(name, wrap_function(entry), plain))
 
 
 @cache

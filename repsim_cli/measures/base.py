@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -222,6 +223,11 @@ def permute_rows(state: Any, order: Tensor) -> Any:
     return state[order]
 
 
+def has_rows(state: Any, rows: int) -> bool:
+    """Tells whether a state is a tensor of so many rows."""
+    return isinstance(state, Tensor) and state.ndim > 0 and len(state) == rows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Measure):
     """A measure that compares two prepared states.
@@ -258,12 +264,14 @@ class Pairwise(Measure):
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)
-        value = self.compare(self.prepare_named(x, "x", codes), self.prepare_named(y, "y", codes))
+        states = self.prepare_named(x, "x", codes), self.prepare_named(y, "y", codes)
+        value = registry.measures.call(self.name, lambda: self.compare(*states), RunFailed)
         return float(clamp_to_bounds(self, torch.tensor(value, dtype=torch.float64)))
 
     def prepare_named(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
-        return run_with_label(what, lambda: self.prepare(x, labels) if self.card.labelled else self.prepare(x))
+        step = partial(self.prepare, x, labels) if self.card.labelled else partial(self.prepare, x)
+        return run_with_label(what, lambda: registry.measures.call(self.name, step, RunFailed))
 
 
 ROUNDING = 1e-6  # of float32 products: a value may be this far beyond its bounds
@@ -284,8 +292,13 @@ def clamp_to_bounds(measure: Measure, values: Float[Tensor, "..."]) -> Float[Ten
     return values
 
 
+def is_added(measure: Measure) -> bool:
+    """Tells whether a program or another package has added the measure."""
+    return measure.name in registry.measures.list_added()
+
+
 def _check_claimed_bounds(measure: Measure, values: Float[Tensor, "..."]) -> None:
-    if measure.name not in registry.measures.list_added():
+    if not is_added(measure):
         return
     for sign, bound in zip((-1, 1), measure.card.bounds, strict=True):
         if bound is not None and (off := values[sign * (values - bound) > FALSE * max(1.0, abs(bound))]).numel():

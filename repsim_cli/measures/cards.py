@@ -32,8 +32,13 @@ UNDONE: Mapping[str, frozenset[Invariance]] = {  # by `extract.normalise`, but f
 class Card:
     """The claims of a measure; tests verify them, figures and the report display them.
 
+    label: in figures and tables. larger_is_closer: whether a larger value is closer.
     bounds: (lowest, highest) possible value, None where unbounded.
+    symmetric: both orders of two representations have one value; maps are mirrored. is_metric: a distance that keeps
+        the triangle inequality.
+    invariant_to: what changes no value, when it is done to one side.
     minimum_rows: fewer rows are refused. Of attention, rows are the units that it averages over.
+    cost: how time grows, in words. source: where it is published. note: a further line of `repsim describe`.
     reads: activations (n, d), outputs, or the attention maps of sentences.
     width_limit: the warning where there are no more rows than features.
     refuses_wide: that is an error.

@@ -100,11 +100,8 @@ class Matrix:
     se, p, p_family, q, calibrated, tested, low, high: paths of arrays with one number per cell. p_family, q: p
         corrected for the cells of this matrix, or of all, family-wise and as a false discovery rate; None where they
         cannot be known, or cannot be small.
-    n: the rows of data that the values rest on.
-    details: further arrays by name.
-    label, bounds: of the colour bar, where no measure says them.
-    about: what else is known of the matrix.
-    analysis: which made it.
+    n: the rows of data that the values rest on. details: further arrays by name.
+    label, bounds: of the colour bar, where no measure says them. about: what else is known. analysis: which made it.
     """
 
     rows: Side
@@ -182,6 +179,9 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
+    """columns: their names. rows: each with a cell per column: text, a number that is finite, a truth value or None.
+    analysis: which made it."""
+
     columns: list[str]
     rows: list[list[Any]]
     analysis: str = ""
@@ -218,14 +218,10 @@ class Band:
 class Curve:
     """Lines over one axis: at[i] is the place of the i-th value of every line.
 
-    at: steps, epochs, or names of layers.
-    lines: by name (a layer, a pair of models), each as long as `at`.
-    mean: over the lines.
-    bands: about the mean, by name.
-    errors: standard errors of lines.
-    bounds: of y.
-    about: what tells the curves of one figure apart (quantity, model, hook point ...). levels: what chance gives, by
-        what that is, or its low, middle and high value; empty where it is not known.
+    at: steps, epochs, or names of layers. lines: by name (a layer, a pair of models), each as long as `at`.
+    mean: over the lines. bands: about the mean, by name. errors: standard errors of lines. bounds: of y.
+    about: what tells the curves of one figure apart (quantity, model, hook point ...); its key `levels`: what chance
+        gives, by what that is, or its low, middle and high value; empty where it is not known.
     analysis: which made it.
     """
 
@@ -340,10 +336,13 @@ def read_facts(manifest: Mapping[str, Any]) -> dict[str, Facts]:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """analyses: by name the options and the code (version, commit) that made the items of each. about: facts of the
-    study that its figures need. marks: by model, how it falls short of what it was trained for."""
+    """What a study has measured. matrices, tables, curves: by name. about: facts of the study that its figures need.
+    warnings: beside those of `Run.warn`.
 
-    study: str
+    The run fills the others. study: which one. analyses: by name the options and the code (version, commit) that made
+    the items of each, and its `claims`. marks: by model, how it falls short of what it was trained for."""
+
+    study: str = ""
     measures: list[Measured] = field(default_factory=list)
     matrices: dict[str, Matrix] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)

@@ -1,9 +1,13 @@
 """Measures, models, data and studies of other packages and programs: `tests/plugin` is a package that has one of each."""
 
+import importlib
+import inspect
 import json
 import os
+import re
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,9 @@ from helpers.forks import run_in_fork, run_repsim_anew
 
 import repsim_cli
 from repsim_cli import measures
+from repsim_cli.api.plugins import INVARIANCES
+from repsim_cli.base import registry
+from repsim_cli.config import presets
 
 TEMPLATE = Path(__file__).parents[1] / "plugin"
 draw = np.random.default_rng(0)
@@ -75,6 +82,15 @@ def test_a_package_adds_one_of_each(command, tmp_path):
     (folder,) = (tmp_path / "outputs").glob("*/*-two")
     ((_, a), (_, b)) = json.loads((folder / "results.json").read_text())["tables"]["parameters"]["rows"]
     assert 0 < a < b
+    identities = json.loads((folder / "manifest.json").read_text())["models"]
+    assert identities["a"]["weights_hash"] != identities["b"]["weights_hash"]
+    assert json.loads(command("show", "latest", "--json").stdout)["models"] == ["a", "b"]
+    assert "size_ratio " in command("list", "analysis").stdout
+    command("analyse", "latest", "claims=[sizes_differ]")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["tables"]["ratio of sizes"]["rows"] == [[round(b / a, 2)]]
+    ((name, verdict),) = [(claim["name"], claim["verdict"]) for claim in results["claims"]]
+    assert (name, verdict) == ("sizes_differ", "holds" if b >= 2 * a else "fails")
 
 
 def test_one_that_is_broken_is_one_warning_and_none_is_replaced(command):
@@ -90,9 +106,223 @@ def test_one_that_is_broken_is_one_warning_and_none_is_replaced(command):
     said = command("measure", "all", str(command.site / "x.npy"), str(command.site / "x.npy")).stderr
     assert said.count("bad-luck 1.0: its measure 'luck' cannot be loaded, got ZeroDivisionError") == 1
     assert said.count("bad-luck 1.0: its measure 'cka' is left out, repsim has one") == 1
-    assert said.count("bad-names 1.0: its measure 'said' cannot be loaded, got LookupError: it registers other") == 1
+    assert (
+        said.count(
+            "bad-names 1.0: its measure 'said' cannot be loaded: it registers the measure 'other' without an entry point"
+        )
+        == 1
+    )
     refused = command("measure", "luck", str(command.site / "x.npy"), str(command.site / "x.npy"), code=2).stderr
     assert "cannot be loaded, got ZeroDivisionError: division by zero; mend or uninstall it" in refused
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """packages(NAME, POINTS, MODULES) installs a package that this process finds, until the test ends."""
+    site, before = tmp_path / "site", {room: {*room.list_foreign()} for room in registry.ROOMS}
+    site.mkdir()
+
+    def renew():
+        importlib.invalidate_caches()
+        presets.read_table_entries.cache_clear()
+        for room in registry.ROOMS:
+            for known in ("_points", "plugins"):
+                vars(room).pop(known, None)
+            room._broken.clear()
+            room._warned.clear()
+            for name in {*room.list_foreign()} - before[room]:
+                del room._entries[name]
+
+    def add(name, points, modules):
+        install(site, name, points, modules)
+        renew()
+
+    with monkeypatch.context() as path:
+        path.syspath_prepend(site)
+        yield add
+    for module in [key for key, each in sys.modules.items() if str(site) in str(getattr(each, "__file__", ""))]:
+        del sys.modules[module]
+    renew()
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """The warnings of the registries."""
+    said = []
+    monkeypatch.setattr(registry.log, "warning", lambda text, *given: said.append(text % given))
+    return said
+
+
+OF_EACH = """
+from repsim_cli import register_data, register_measure, register_model, register_study
+from repsim_cli.engine.study import Study
+
+for name in ("shared", "of_{0}"):
+    register_measure(name, larger_is_closer=True)(lambda x, y: {1})
+    register_model(name)(lambda: {1})
+    register_data(name)(lambda: {1})
+    register_study(name)(type("{0}", (Study,), {{}}))
+"""
+
+
+@pytest.mark.parametrize("first", ["shared", "of_alpha", "of_beta"])
+def test_of_two_packages_with_one_name_the_first_has_it(packages, warned, first):
+    groups = ("measures", "models", "data", "studies")
+    for value, package in enumerate(("beta", "alpha")):  # in whatever order they were installed
+        names = {name: f"of_{package}" for name in ("shared", f"of_{package}")}
+        packages(package, {f"repsim.{group}": names for group in groups}, names_of(package, value))
+    rooms = [registry.measures, registry.models, registry.data, registry.studies]
+    for room in rooms:
+        room.get(first)
+        room.get("of_beta")
+        assert inspect.unwrap(room.get("shared").function).__module__ == "of_alpha"
+    assert sorted(warned) == sorted(
+        f"two packages have the {room.noun} 'shared': that of alpha 1.0 is used, that of beta 1.0 is left out"
+        for room in rooms
+    )
+
+
+def names_of(package, value):
+    return {f"of_{package}": OF_EACH.format(package, value)}
+
+
+def test_a_function_that_is_left_out_is_not_taken_for_the_other(packages):
+    for package in ("alpha", "beta"):
+        points = {"repsim.measures": {"sums": f"of_{package}"}}
+        packages(package, points, {f"of_{package}": GOOD.format("sums")})
+    left_out = importlib.import_module("of_beta").sums
+    with pytest.raises(
+        repsim_cli.BadInput, match="^measures: the name of another function, got 'sums'; register yours"
+    ):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[left_out])
+    with pytest.raises(
+        repsim_cli.BadInput, match="^measure: a name of the package alpha 1.0, got 'sums'; give another"
+    ):
+        register("sums", 1.0)
+
+
+def test_what_an_entry_point_registers_beside_its_names(packages):
+    both = GOOD.format("more") + GOOD.format("known").partition("import register_measure")[2]
+    points = {"repsim.data": {"own": "extra"}, "repsim.measures": {"known": "extra", "fine": "fine"}}
+    packages("extra", points, {"extra": f"import fine\n{both}", "fine": GOOD.format("fine")})
+    said = "cannot be loaded: it registers the measure 'more' without an entry point; mend"
+    with pytest.raises(repsim_cli.BadInput, match=f"extra 1.0: its data kind 'own' {said}"):
+        registry.data.get("own")
+    with pytest.raises(repsim_cli.BadInput, match=f"extra 1.0: its measure 'known' {said}"):
+        registry.measures.get("known")
+    assert measures.get("fine")(X, X) == 0
+    assert "more" not in registry.measures.names()
+
+
+def test_why_a_plug_in_is_broken_is_said_whole(packages, repsim):
+    claim = GOOD.format("claiming").replace("bounds=(0, None)", "invariant_to={'rotation', 'scaling', 'orthogonal'}")
+    packages("mine", {"repsim.measures": {"claiming": "claiming", "luck": "bad_luck"}},
+             {"claiming": claim, "bad_luck": "raise ValueError('x' * 900)"})  # fmt: skip
+    code, _, err = repsim("describe", "claiming")
+    known = ", ".join(map(repr, INVARIANCES))
+    why = f"register_measure.invariant_to: unknown, got 'rotation'; give {known}"
+    assert code == 2
+    assert err == f"error: mine 1.0: its measure 'claiming' cannot be loaded: {why}; mend or uninstall it\n"
+    assert "bad_luck" not in sys.modules
+    code, _, err = repsim("describe", "luck.key")
+    assert err.endswith("xxx; mend or uninstall it\n")
+    assert len(err) < 300
+    assert repsim("describe", "cka")[2] == ""
+
+
+STUDY = """
+import numpy as np
+
+from repsim_cli import register_data, register_model, register_study
+from repsim_cli.data.packing import Text
+from repsim_cli.engine.study import Study
+from repsim_cli.runs.content import Results, Table
+
+
+class Sizes(Study):
+    def __init__(self, *, model):
+        self.models = model
+
+    def plan(self):
+        return {"models": [*self.models]}
+
+    def run(self, run):
+        return Results(study="else", tables={"sizes": Table(columns=["model", "size"], rows=[["a", *self.row()]])},
+                       warnings=["mind the sizes"])
+
+    def row(self):
+        return [1]
+
+
+def add(name, **methods):
+    register_study(name)(type("Made", (Sizes,), methods))
+
+
+def fail(*given, **settings):
+    raise ValueError("no good")
+
+
+def fail_late():
+    yield "one two three"
+    fail()
+
+
+register_study("sizes")(Sizes)
+add("failing_init", __init__=lambda self, *, model: fail())
+add("failing_plan", plan=fail)
+add("no_plan", plan=lambda self: None)
+add("failing_run", run=fail)
+add("no_run", run=lambda self, run: None)
+add("nan_row", row=lambda self: [float("nan")])
+add("array_row", row=lambda self: [np.ones(2)])
+add("short_row", row=lambda self: [])
+register_study("no_constructor")(type("Made", (Study,), {}))
+register_model("failing_model")(lambda: fail())
+register_model("no_source")(lambda: {})
+register_data("failing_data")(lambda: fail())
+register_data("no_text")(lambda: "text")
+register_data("late_data")(lambda: Text(fail_late, "late"))
+"""
+OF_STUDY = {
+    "repsim.studies": ["sizes", "failing_init", "failing_plan", "no_plan", "failing_run", "no_run", "nan_row",
+                       "array_row", "short_row", "no_constructor"],
+    "repsim.models": ["failing_model", "no_source"],
+    "repsim.data": ["failing_data", "no_text", "late_data"],
+}  # fmt: skip
+BAD = "fails, got ValueError: no good; mend it"
+
+
+def test_what_a_package_raises_is_a_line_that_names_it(packages, repsim, tmp_path):
+    packages("mine", {group: dict.fromkeys(names, "mine") for group, names in OF_STUDY.items()}, {"mine": STUDY})
+    planned, sizes = ["model=[tiny_a]", "dry_run=true"], "study=sizes"
+    some = ["measure=[cka]", "extract.sequences=4", "cache=false"]
+    for words, code, said in [
+        (["study=failing_init", *planned], 2, f"failing_init: the study of mine 1.0 {BAD}"),
+        (["study=failing_plan", *planned], 2, f"failing_plan: the study of mine 1.0 {BAD}"),
+        (["study=no_plan", *planned], 2, "no_plan: the study of mine 1.0 fails, got TypeError: 'NoneType' object is not"),
+        (["study=no_constructor", *planned], 2, "got NotImplementedError: Made has no plan(); mend it"),
+        ([sizes, "model=[]", "+model.a={kind: failing_model}"], 2, f"model.a: failing_model: the model kind of mine 1.0 {BAD}"),
+        ([sizes, "model=[]", "+model.a={kind: no_source}"], 2, "no_source: the model kind of mine 1.0 gives no Source, got dict; return one"),
+        (["data=failing_data", *planned], 2, f"data: failing_data: the data kind of mine 1.0 {BAD}"),
+        (["data=no_text", *planned], 2, "data: no_text: the data kind of mine 1.0 gives no Text, got str; return one"),
+        (["data=late_data", "model=[tiny_a]", *some], 1, f"the package mine 1.0 {BAD}"),
+        (["study=failing_run", "model=[tiny_a]"], 1, f"failing_run: the study of mine 1.0 {BAD}"),
+        (["study=no_run", "model=[tiny_a]"], 1, "got TypeError: run() gives no Results but NoneType; mend it"),
+        (["study=nan_row", "model=[tiny_a]"], 1, "nan_row: the study of mine 1.0 fails, got ValueError: Out of range float"),
+        (["study=array_row", "model=[tiny_a]"], 1, "fails, got TypeError: Object of type ndarray is not JSON"),
+        (["study=short_row", "model=[tiny_a]"], 1, "fails, got ValueError: a row that has not 2 cells; mend it"),
+    ]:  # fmt: skip
+        ended, _, err = repsim("run", *words)
+        assert ended == code, err
+        (line,) = [line for line in err.splitlines() if "error" in line.lower()]
+        assert line.startswith("error: ")
+        assert said in line
+    code, _, err = repsim("run", "-q", "study=sizes", "model=[tiny_a]", "name=sizes")
+    assert code == 0, err
+    (folder,) = (tmp_path / "outputs").glob("*/*-sizes")
+    results, manifest = (json.loads((folder / f"{name}.json").read_text()) for name in ("results", "manifest"))
+    assert results["study"] == "sizes"
+    assert results["warnings"] == manifest["warnings"] == ["mind the sizes"]
 
 
 GOOD = """
@@ -154,7 +384,7 @@ def register(name, value, **claims):
         ({"bounds": (0, float("inf"))}, "bounds.1: wrong value, got inf; give a finite number"),
         (
             {"invariant_to": {"rotat"}},
-            "invariant_to.0: wrong value, got 'rotat'; give 'permutation_of_neurons', 'ortho",
+            "invariant_to: unknown, got 'rotat'; give 'permutation_of_neurons', 'ortho",
         ),
         ({"invariant_to": "orthogonal"}, "invariant_to: not several values, got 'orthogonal'; write {'orthogonal'}"),
         ({"minimum_rows": -1}, "minimum_rows: wrong value, got -1; give greater than or equal to 1"),
@@ -257,3 +487,85 @@ def test_a_value_that_is_not_finite_is_none(value):
         repsim_cli.compare({"a": X, "b": Y}, measures=[found])
     kept = repsim_cli.compare({"a": X, "b": Y}, measures=["cka", found])
     assert [each.label for each in kept.results.measures] == ["cka"]
+
+
+def test_a_false_claim_of_symmetry():
+    register_share = repsim_cli.register_measure("share", larger_is_closer=True, symmetric=True)
+    share = register_share(lambda x, y: x.norm() / (x.norm() + 2 * y.norm()))
+
+    @repsim_cli.register_measure("all_at_once", larger_is_closer=True, symmetric=True)
+    def all_at_once():
+        def compare_all(rows, columns):
+            return torch.arange(len(rows) * len(columns), dtype=torch.float64).view(len(rows), len(columns))
+
+        return measures.Pairwise(prepare=lambda x: x, compare=lambda a, b: 1.0, compare_all=compare_all)
+
+    for found, said in ((share, "share: the measure"), (all_at_once, "all_at_once: the measure")):
+        with pytest.raises(
+            repsim_cli.RunFailed, match=f"^{said} claims symmetric=True, got [0-9.]+ and [0-9.]+; drop the claim$"
+        ):
+            repsim_cli.compare({"a": X, "b": 2 * Y}, measures=[found])
+    repsim_cli.register_measure("share", larger_is_closer=True)(share)
+    assert repsim_cli.compare({"a": X, "b": 2 * Y}, measures=["cka", share])
+
+
+def test_a_measure_of_sides_that_fails_is_named():
+    @repsim_cli.register_measure("failing_sides", larger_is_closer=True)
+    def failing_sides():
+        return measures.Pairwise(prepare=lambda x: x.nothing, compare=lambda a, b: 1.0)
+
+    said = "^failing_sides: the measure fails, got AttributeError: 'Tensor' object has no attribute 'nothing'; mend it"
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[failing_sides])
+
+
+def test_a_study_is_a_subclass_of_study():
+    for given in (lambda model: None, int):
+        with pytest.raises(
+            repsim_cli.BadInput, match="^register_study: no subclass of Study, got .*; write class NAME"
+        ):
+            repsim_cli.register_study("mine")(given)
+
+
+SINGLE = {"significance.clusters": "row"}
+
+
+def test_states_that_are_no_rows():
+    def measure_distances(x):
+        return torch.cdist(x, x)
+
+    def register_of(name, prepare, **claims):
+        register = repsim_cli.register_measure(name, larger_is_closer=False, bounds=(0, None), symmetric=True, **claims)
+        return register(lambda: measures.Pairwise(prepare=prepare, compare=lambda a, b: float((a - b).abs().mean())))
+
+    rows = register_of("rows", lambda x: x.norm(dim=1))
+    one = register_of("one", lambda x: x.norm())
+    unpaired = register_of("unpaired", measure_distances, paired=False)
+    found = repsim_cli.compare({"a": X, "b": Y}, measures=["cka", rows, one, unpaired])
+    chances = {measured.label: measured.chance for measured in found.results.measures}
+    assert chances["rows"]["mean"]
+    assert "does not say how its states are permuted" in chances["one"]["unknown"]
+    said = (
+        "^square: the measure prepares states that are no rows of x, got [0-9.]+ and [0-9.]+ for the same rows in anoth"
+    )
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[register_of("square", measure_distances)])
+    said = (
+        "^one: the measure prepares states that are no tensors of rows, got Tensor to permute; give its Pairwise perm"
+    )
+    with pytest.raises(repsim_cli.RunFailed, match=said):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[one], significance="permutation", settings=SINGLE)
+
+
+def test_the_page_names_all_claims_and_its_measure_of_sides_works():
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "plugins.md").read_text()
+    rows = "".join(line for line in page.splitlines() if line.startswith("| `"))
+    assert not [claim.name for claim in fields(measures.Card) if f"`{claim.name}`" not in rows]
+    assert not [each for each in INVARIANCES if f"`{each}`" not in rows]
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Pairwise" in block]
+    exec(block, {"repsim_cli": repsim_cli})
+    found = repsim_cli.compare({"a": X, "b": Y}, measures=["gap_of_norms"])
+    (measured,) = found.results.measures
+    expected = np.abs(np.linalg.norm(X, axis=1) - np.linalg.norm(Y, axis=1)).mean()
+    assert float(found.matrix("a", "b", "gap_of_norms").values[0, 0]) == pytest.approx(expected, rel=1e-4)
+    assert measured.chance["mean"]
