@@ -184,11 +184,24 @@ def make_rows_observer(labels: Iterable[str], rows: Callable[[int], np.ndarray],
     def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
         if batch >= BATCHES:
             return {}
-        group = np.arange(min(len(rows(batch)), LOOKED))[:, None]
-        found = [measure_dependence(x, [group], {}, seed, count=GLANCES) for x in representations]
-        return {(label, "depends"): torch.stack(found) for label in labels}
+        found = glance_at_rows(representations, len(rows(batch)), seed)
+        return {(label, "depends"): found for label in labels}
 
     return observe
+
+
+def glance_at_rows(representations: Iterable[Any], count: int, seed: int) -> Float[Tensor, "r found 3"]:
+    """Measures, of the first of so many rows, what `measure_dependence` does, where each row is a unit of its own."""
+    group = np.arange(min(count, LOOKED))[:, None]
+    return torch.stack([measure_dependence(x, [group], {}, seed, count=GLANCES) for x in representations])
+
+
+def are_neighbours_alike(rows: Sequence[Float[Tensor, "n d"]], seed: int) -> bool:
+    """Tells whether rows that follow each other are alike in every one of some representations of the same rows, so
+    that none of them is a unit of its own. Copies do not count."""
+    found, count = glance_at_rows(rows, len(rows[0]), seed), min(len(rows[0]), LOOKED)
+    places = [slice(i, i + 1) for i in range(len(rows))]
+    return bool(explain_invalid_null(found, 1, places, documents=count, by_row=True, copies=float("inf")))
 
 
 def is_unmoved(observed: Float[Tensor, "r c"], drawn: Float[Tensor, "k r c"]) -> bool:

@@ -254,13 +254,20 @@ def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
 
 def _say_chance(measured: Measured, sides: Sides, digits: str) -> str:
     """Says up to where chance reaches, or what it is in the mean where no more is known."""
-    if (reach := find_reach_of_chance(measured, sides)) is None:
+    if (reach := write_reach_of_chance(measured, sides, digits)) is None:
         return "chance is not known here"
     known = find_margin_over_chance(measured, sides.values.size) is not None
     at, mean = ("at most " if sides.larger else "at least ", "") if known else ("", " in the mean")
     doubtful = (measured.chance or {}).get("doubtful") or (measured.null or {}).get("not_valid")
     doubt = ", which is too little here (see the warnings)" if doubtful else ""
-    return f"chance {at}{reach:{digits}}{mean}{doubt}"
+    return f"chance {at}{reach}{mean}{doubt}"
+
+
+def write_reach_of_chance(measured: Measured, sides: Sides, digits: str | None = None) -> str | None:
+    """Writes up to where chance reaches, the same in every place; None where it is not known. digits: None: those of
+    the sentence on two models."""
+    reach = find_reach_of_chance(measured, sides)
+    return None if reach is None else f"{reach:{digits or choose_digits(measured, sides)}}"
 
 
 def find_margin_over_chance(measured: Measured, cells: int) -> float | None:

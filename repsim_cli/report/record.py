@@ -18,7 +18,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import choose_chance_level
 from repsim_cli.figures.colours import choose_card_colours, choose_colour_range
-from repsim_cli.findings.sentences import find_margin_over_chance
+from repsim_cli.findings.answering import Sides
+from repsim_cli.findings.sentences import find_margin_over_chance, write_reach_of_chance
 from repsim_cli.report import headline
 from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import so_far
@@ -211,6 +212,7 @@ def _measure(
                 "n": m.n,
                 "level": level([(m, cells)]) if len(pairs) <= EACH else None,
                 "beyond": find_margin_over_chance(measure, cells["values"].size),
+                "reach": write_reach_of_chance(measure, _make_sides(measure, m, cells)),
                 **shown,
             }
         )
@@ -218,6 +220,11 @@ def _measure(
             near.append([m.rows.model, m.columns.model, *found])
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
     return {**about, "scales": scales, "block": block, "level": level(pairs), "closest": near}
+
+
+def _make_sides(measure: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]) -> Sides:
+    (first, rows), (second, columns) = ((side.model, side.layers) for side in (matrix.rows, matrix.columns))
+    return Sides(first, second, rows, columns, cells["values"], cells.get(CHANCE), measure.larger_is_closer)
 
 
 def _encode_side(side: Side, block: int) -> str:

@@ -1,6 +1,7 @@
 """The linked views of a comparison, and the rows behind it, in a real browser."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from helpers.made_runs import HOSTILE, made, saved
 from safetensors.torch import save_file
 
+import repsim_cli
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
 from repsim_cli.runs import reader, results
@@ -16,6 +18,17 @@ from repsim_cli.runs.content import BEHIND, TEXTS
 
 ROWS = 40
 CLICK = "new MouseEvent('click', {bubbles: true})"
+
+
+@pytest.mark.parametrize("measure", ["cka", "procrustes"])
+def test_the_card_and_the_sentence_have_one_level_of_chance(tmp_path, opened, monkeypatch, measure):
+    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path))
+    rows = np.random.default_rng(0).normal(size=(2, 100, 8))
+    run = repsim_cli.compare({"a": rows[0], "b": rows[1]}, measures=[measure])
+    page = opened(saved(run.folder), width=1400)
+    (reach,) = re.findall(r"chance (at (?:most|least) [\d.]+)", text(page, ".lead"))
+    cards = page.evaluate("[...document.querySelectorAll('.card')].map((c) => c.textContent)")
+    assert any(card.startswith("0 of 1layers ") and f"chance ({reach})" in card for card in cards), (reach, cards)
 
 
 def with_rows(folder, text="word", texts=True):

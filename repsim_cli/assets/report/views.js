@@ -22,10 +22,12 @@ function pairOf({ run, grid, record }, a, b) {
   };
   const forth = rows.map((_, i) => closest(wide, (j) => value(i, j)));
   const back = columns.map((_, j) => closest(rows.length, (i) => value(i, j)));
-  const matrix = record.matrices.find((m) => [m.rows.model, m.columns.model].every((model) => model === a || model === b) && m.rows.model !== m.columns.model);
+  const between = record.matrices.filter((m) => [m.rows.model, m.columns.model].every((model) => model === a || model === b) && m.rows.model !== m.columns.model);
+  const matrix = between.find((m) => m.rows.model === a) ?? between[0];
   const beyond = matrix?.beyond ?? null; // how far ahead of chance a cell must be, as findings/sentences.py has it
+  const reach = matrix?.reach ?? null; // up to where chance brings the closest cell, as the sentence says it
   const same = rows.length === wide && rows.every(({ name }, i) => name === columns[i].name);
-  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, known: forth.some((j) => j >= 0) };
+  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, reach, known: forth.some((j) => j >= 0) };
 }
 
 // How layers are called: blocks by their number where all are of one hook point.
@@ -47,13 +49,12 @@ const inDigits = (value) => String(Number(value.toPrecision(Math.abs(value) < 10
 
 // How much is alike, where, how much of it is above chance and the token itself, and what warns.
 function cards(pair) {
-  const { rows, columns, forth, value, level, sign, record, run, beyond } = pair;
+  const { rows, columns, forth, value, level, sign, record, run, beyond, reach } = pair;
   const found = rows.map((_, i) => i).filter((i) => forth[i] >= 0);
   const best = found.reduce((x, i) => (sign * value(i, forth[i]) > sign * value(x, forth[x]) ? i : x), found[0]);
   const floor = record.floor?.value, than = sign > 0 ? "above" : "closer than";
   const above = (of, by) => found.filter((i) => sign * (value(i, forth[i]) - of(i)) > by).length;
   const chance = found.flatMap((i) => columns.map((_, j) => level(i, j))).filter((x) => !Number.isNaN(x));
-  const end = sign > 0 ? Math.max(...chance) : Math.min(...chance);
   const alone = floor === undefined ? "" : `; ${above(() => floor, 0)} ${than} the ${record.floor.unit} alone (${inDigits(floor)})`;
   const most = Math.max(...found.map((i) => Math.abs(i - forth[i])));
   const all = found.length > 1 && found.every((i) => forth[i] === forth[found[0]]);
@@ -64,8 +65,8 @@ function cards(pair) {
     pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : "is the best match of every layer")
       : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}`)
       : card(steady ? "in order" : "not in order", `${pair.a} to its best match in ${pair.b}: ${stretches(pair, found)}`),
-    chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${Number(end.toPrecision(2))})${alone}`)
-      : chance.length ? card(inDigits(end), `chance, on average; how far pairings stray from it is not known${alone}`)
+    chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${reach})${alone}`)
+      : chance.length ? card(reach, `chance, on average; how far pairings stray from it is not known${alone}`)
       : card("not known", `chance${record.chance?.unknown ? `: ${record.chance.unknown}` : ""}${alone}`),
     card(warned ? counted(warned, "warning") : "no warning", warned ? "in full below" : "no feature, row or setting stands out"),
   ];

@@ -18,11 +18,13 @@ from repsim_cli.studies.vectors.scores import (
     AT,
     BEFORE,
     BY_CHANCE,
+    DEPENDENT,
     DIRECTION,
     MAIN,
     PROBE,
     RENEWED,
     VECTOR_MAPS,
+    name_pair,
 )
 
 Row = Mapping[str, Any]
@@ -41,7 +43,7 @@ def group_by_pair(table: Table) -> dict[str, list[Row]]:
     pairs: dict[str, list[Row]] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
-        name = f"{row['from']} {row['from layer']} to {row['to']} {row['to layer']}"
+        name = name_pair(*(row[key] for key in ("from", "from layer", "to", "to layer")))
         pairs.setdefault(name, []).append(row)
     return pairs
 
@@ -67,9 +69,9 @@ def say_reach(rows: Sequence[Row]) -> str:
     return f"random pairings reach {find_full_fits(rows, MAIN)[BY_CHANCE]['high']:.2g}"
 
 
-def say_map_scores(rows: Sequence[Row]) -> str:
+def say_map_scores(rows: Sequence[Row], *, doubtful: bool = False) -> str:
     """Says in a sentence how well old vectors find their neighbours through the best map, and how well with none and
-    after embedding all texts anew. rows: one for each map and score."""
+    after embedding all texts anew. rows: one for each map and score. doubtful: whether rows depend on each other."""
     kind = find_best_kind(rows)
     by_score = {row["score"]: row for row in rows if row["map"] == kind}
     new, fit = by_score[MAIN], by_score["R^2"]
@@ -81,6 +83,7 @@ def say_map_scores(rows: Sequence[Row]) -> str:
         f"that new vectors would{say_chance(rows)} ({say_reach(rows)}), and {old['value']:.2f} of the old ones "
         f"(new vectors: {again['value']:.2f}); R^2 {fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from "
         f"{new['rows']:,} rows"
+        + ("; new rows may keep far less (see the warnings)" if doubtful else "")
         + ("" if left is None else f"; without a map {left['value']:.2f}")
         + "".join(f"; {each}" for each in _read(rows, by_score))
     )
@@ -131,10 +134,11 @@ def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
     """maps-PAIR: every score against the number of rows that the maps were fitted on"""
     for name, rows in group_by_pair(run.results.tables[VECTOR_MAPS]).items():
         drawn = [curve for curve in run.results.curves.values() if curve.about.get("pair") == name]
-        yield slug("maps", name), partial(_draw, name, drawn, rows)
+        doubt = f"; {DEPENDENT}" * (name in run.results.about.get(DEPENDENT, ()))
+        yield slug("maps", name), partial(_draw, name, drawn, rows, doubt)
 
 
-def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
+def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row], doubt: str) -> Any:
     figure, axes = make_panels(len(drawn), 3, *PANEL, gaps=GAPS)
     beside = [kind for kind in BESIDE if any(kind in curve.about["levels"] for curve in drawn)]
     for panel, curve in zip(axes, drawn, strict=True):
@@ -164,7 +168,7 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
         figure,
         f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors{say_chance(rows)}",
         f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {say_reach(rows)}; "
-        f"{SHADED}{OF}",
+        f"{SHADED}{OF}{doubt}",
     )
     return figure
 
@@ -177,5 +181,6 @@ def vector_map(run: Finished, options: VectorMapOptions, claims: Sequence[Claim]
     for name, rows in pairs.items():
         for curve in curves(name, rows):
             made[find_free_key(f"{curve.about['quantity']}, {name}", made)] = curve
-    said = [[name, say_map_scores(rows)] for name, rows in pairs.items()]
+    dependent = run.results.about.get(DEPENDENT, ())
+    said = [[name, say_map_scores(rows, doubtful=name in dependent)] for name, rows in pairs.items()]
     return Part(tables={KEPT: Table(columns=["vectors", "what"], rows=said)}, curves=made)

@@ -18,6 +18,7 @@ BEFORE = "old rows on old rows"  # of a probe, before anything is mapped
 MAIN = f"recall@{max(AT)} of new neighbours"  # what the best map is chosen by
 PROBE, DIRECTION = "probe: right of held-out rows", "direction: right of held-out rows"
 VECTOR_MAPS = "vector maps"  # the table of all scores
+DEPENDENT = "rows that follow each other are alike"  # the pairs of layers in which they are, of rows without documents
 MAPS_COLUMNS = [
     "from", "from layer", "to", "to layer", "map", "rows", "documents", "rows held out", "documents held out", "score",
     "value", "low", "high",
@@ -25,6 +26,10 @@ MAPS_COLUMNS = [
 BLOCK = 1024  # queries whose similarities with the store are held at a time
 LEVEL = 0.95
 PAIRINGS = 100  # random ones, for the reach of chance
+
+
+def name_pair(old: str, old_layer: str, new: str, new_layer: str) -> str:
+    return f"{old} {old_layer} to {new} {new_layer}"
 
 
 class MapScore(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from jaxtyping import Float, Int
+from torch import Tensor
 
 import repsim_cli
 from repsim_cli.activations.places import list_row_labels
@@ -22,7 +23,7 @@ from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
-from repsim_cli.engine.validity import COPIED
+from repsim_cli.engine.validity import COPIED, are_neighbours_alike
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.vectors.fits import KINDS, From, MapFit, Rows, To, centre_pair
@@ -32,12 +33,14 @@ from repsim_cli.studies.vectors.scores import (
     AT,
     BEFORE,
     BY_CHANCE,
+    DEPENDENT,
     MAPS_COLUMNS,
     RENEWED,
     VECTOR_MAPS,
     MapScore,
     compute_chance_recall,
     hold_out,
+    name_pair,
     score_mapped_rows,
     score_retrieved_neighbours,
 )
@@ -185,7 +188,27 @@ class VectorMaps(StudyOfRows):
                 given = Given(x, y, documents, classes, half)
                 rows += self._map_pair(run, [extraction.layers[place] for place in pair], given)
         maps = {VECTOR_MAPS: Table(columns=MAPS_COLUMNS, rows=rows)}
-        return Results(study="vector_map", tables=maps | tables)
+        about = {DEPENDENT: found} if (found := self._list_dependent(run, taken, documents)) else {}
+        return Results(study="vector_map", tables=maps | tables, about=about)
+
+    def _list_dependent(self, run: Run, taken: Sequence[Tensor], documents: Int[np.ndarray, " n"]) -> list[str]:
+        """Lists the pairs of layers whose rows, each a document by itself, are alike where they follow each other, and
+        warns of them: rows held out are then not independent of those that are fitted."""
+        if len(np.unique(documents)) < len(documents):
+            return []
+        layers = self.extraction.layers
+        found = [
+            name_pair(layers[old].model, layers[old].name, layers[new].model, layers[new].name)
+            for old, new in self.pairs
+            if are_neighbours_alike([taken[old], taken[new]], self.seed)
+        ]
+        if found:
+            run.warn(
+                f"vectors: rows that follow each other are alike ({', '.join(found)}), so that held-out rows are not "
+                "independent of fitted ones: maps keep less of new rows, if anything, and intervals are too narrow; "
+                "give the documents that they are of (`documents` in a file of stored rows)"
+            )
+        return found
 
     def _map_pair(self, run: Run, layers: Sequence[Layer], given_rows: "Given") -> Iterator[list[Any]]:
         """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""

@@ -369,7 +369,7 @@ def test_models_have_the_names_and_texts_the_column_that_are_given(repsim, place
     assert written == "one.safetensors"
     (run,) = [line.split(": ")[1] for line in out.splitlines() if line.startswith("  run: ")]
     assert f"  {next((Path(run) / 'maps').iterdir())}" in out.splitlines()
-    assert "  warning: " not in out
+    assert out.count("  warning: ") == out.count("rows that follow each other are alike (before") == 1  # they count up
 
 
 @pytest.mark.drawn
@@ -445,3 +445,27 @@ def test_a_run_on_labelled_data_says_what_a_probe_is_worth(repsim, newest):
     said = " ".join(out.split())
     assert "; a probe that is carried over is right for 0." in said
     assert " of new rows (in the old model 0." in said
+
+
+def test_maps_of_rows_that_depend_on_each_other_are_warned_of(repsim, tmp_path):
+    """Unrelated random walks, and documents of neighbouring rows; not independent rows, one side alone, nor documents
+    that are given."""
+    rng = np.random.default_rng(0)
+    alone, (walk, other) = rng.normal(size=(400, D)), rng.normal(size=(2, 400, D)).cumsum(1)
+    of = np.repeat(np.arange(40), 10)
+    texts, others = rng.normal(size=(2, 40, D))[:, of] + rng.normal(size=(2, 400, D))
+    caveat, told = "(see the warnings)", {"documents": of}
+    for name, old, new, beside, warned in (
+        ("walks", walk, other, {}, True),
+        ("texts", texts, others, {}, True),
+        ("independent", alone, alone @ rng.normal(size=(D, D)) + rng.normal(size=(400, D)), {}, False),
+        ("one", walk, alone, {}, False),
+        ("told", texts, others, told, False),
+    ):
+        files = [tmp_path / f"{name}-{side}.npz" for side in ("old", "new")]
+        for file, rows in zip(files, (old, new), strict=True):
+            np.savez(file, layer=rows, **beside)
+        code, out, err = repsim("map", "fit", *map(str, files), "--kind", "affine")
+        assert code == 0, err
+        found = " ".join(out.split())
+        assert (caveat in found) == ("rows that follow each other are alike" in found) == warned, (name, out)
