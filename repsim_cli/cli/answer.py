@@ -15,7 +15,7 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides
-from repsim_cli.findings.sentences import choose_digits, find_chance_level
+from repsim_cli.findings.sentences import choose_digits, find_chance_level, find_least_lead
 from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Measured
@@ -120,7 +120,7 @@ def _say_measure(
             if name == "closest":
                 yield from _say_test(measured, read, sides, digits)
         if with_path:
-            yield from say_closest_layers(sides, word, digits)
+            yield from say_closest_layers(sides, word, digits, find_least_lead(measured, sides))
 
 
 def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str, digits: str) -> Iterator[str]:
@@ -134,20 +134,23 @@ def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str, digits
     yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
 
 
-def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str) -> Iterator[str]:
-    """Says which layer of the second model is the closest to each of the first.
+def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, least: float = 0.0) -> Iterator[str]:
+    """Says which layer of the second model is the closest to each of the first, and whether it is told apart from the
+    next.
     Layers in a row that have the same closest one stand together. Where half or more have the same layer of the other
-    model, the others alone are named. word: what a layer is called. digits: how values are written.
+    model, the others alone are named. word: what a layer is called. digits: how values are written. least:
+    the least lead that tells a layer apart from the next.
     """
     found = answering.find_closest_layers(sides)
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
-            f"{word(each.layer)} and {word(each.closest)}, {_say_layer_values([each], digits)}"
+            f"{word(each.layer)} and {word(each.closest)}, {_say_layer_values([each], digits, least)}"
             for each in found
             if each.layer != each.closest
         )
-        text = f"best match: the same layer for {len(own)} of {len(found)}{f'; {others}' if others else ''}"
+        text = f"best match: the same layer for {len(own)} of {len(found)}{_say_untold(own, least)}"
+        text += f"; {others}" if others else ""
         yield from textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent=INDENT)
         return
     # layers without a value part those beside them
@@ -157,7 +160,7 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str) ->
         (
             name_layer_span([word(each.layer) for each in group]),
             word(group[0].closest),
-            _say_layer_values(group, digits),
+            _say_layer_values(group, digits, least),
         )
         for group in groups
     ]
@@ -181,12 +184,20 @@ def name_layer_span(names: Sequence[str]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _say_layer_values(group: Sequence[ClosestLayer], digits: str) -> str:
+def _say_untold(group: Sequence[ClosestLayer], least: float) -> str:
+    """Says of how many layers the closest one is not told apart from the next."""
+    count = sum(each.margin is not None and each.margin <= least for each in group)
+    if not count:
+        return ""
+    return f",{'' if count == len(group) else f' {count} of them'} not told apart from the next"
+
+
+def _say_layer_values(group: Sequence[ClosestLayer], digits: str, least: float) -> str:
     """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
     values = [each.value for each in group]
     margins = [each.margin for each in group if each.margin is not None]
     span = f"{min(values):{digits}}" + (f" to {max(values):{digits}}" if len(values) > 1 else "")
-    return span + (f", {min(margins):.2g} ahead" if margins else "")
+    return span + (f", {min(margins):.2g} ahead{_say_untold(group, least)}" if margins else "")
 
 
 def _say_chance_level(chance: Chance | None, record: Mapping[str, Any], digits: str) -> str:

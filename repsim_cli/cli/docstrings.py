@@ -11,7 +11,7 @@ from typing import NamedTuple
 LINE = re.compile(r"([a-z]\w*): (.+)")
 EXAMPLE = "Example: "
 # of a sentence, not of an abbreviation
-END = re.compile(r"(?<!\bal)(?<!\bfig)(?<!\beq)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)\. |(?<=\?) ")
+END = re.compile(r"(?<!\bal)(?<!\bfig)(?<!\beq)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\.\.)\. |(?<=\?) ")
 
 
 class Docstring(NamedTuple):
@@ -27,6 +27,8 @@ def take_first_sentence(text: str) -> str:
 
     >>> take_first_sentence("Every neuron (Gurnee et al. 2024, fig. 3). More.")
     'Every neuron (Gurnee et al. 2024, fig. 3)'
+    >>> take_first_sentence("Of 1/2, 1/4 ... of the rows. More.")
+    'Of 1/2, 1/4 ... of the rows'
     """
     return END.split(" ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 

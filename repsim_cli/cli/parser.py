@@ -1,6 +1,7 @@
 """The parser of the words of a command."""
 
 import argparse
+import difflib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -8,6 +9,9 @@ from typing import Any, NamedTuple, NoReturn
 from repsim_cli import __version__
 from repsim_cli.base import garbage
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+
+MORE = {"compare": "two models are compared, more by repsim run model.LABEL=MODEL ...; "}  # words too many, by command
 
 STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
 
@@ -21,14 +25,32 @@ class Parser(argparse.ArgumentParser):
             found.set, left = [*found.set, *left], []
         command = f"repsim {words[0]}"
         if left:
-            raise BadInput(f"{command}: unknown words, got {' '.join(left)}; see {command} --help")
+            hint = self._find_part(words)._suggest(words[0], left[0])
+            raise BadInput(f"{command}: unknown words, got {' '.join(left)}; {hint}see {command} --help")
         for name, value in vars(found).items():
             if value == "" or (isinstance(value, list) and "" in value):
                 raise BadInput(f"{command}: {name.replace('_', '-')} is empty, got ''; give a value, or drop it")
         return found
 
+    def _find_part(self, words: Sequence[str]) -> "Parser":
+        """Finds the parser of the command, or of its part, that the words begin with."""
+        of = next((action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)), {})
+        return of[words[0]]._find_part(words[1:]) if words and words[0] in of else self
+
+    def _suggest(self, command: str, word: str) -> str:
+        """Suggests what a word that no argument takes may have meant; empty where nothing is near."""
+        if not word.startswith("-"):
+            return MORE.get(command, "")
+        names = [name.lstrip("-") for name in self._option_string_actions]
+        near = difflib.get_close_matches(word.split("=")[0].lstrip("-"), names, n=1)
+        return "".join(f"did you mean --{name}? " for name in near)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"no such word, got '{value}'; {did_you_mean(value, action.choices)}")
+
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
+        raise BadInput(f"{self.prog}: {message}{' ' if message.endswith('?') else '; '}see {self.prog} --help")
 
 
 def read_column(word: str) -> int | str:

@@ -224,10 +224,16 @@ def _write_unit_lines(folder: Path) -> Iterator[str]:
 def _show_sweep(folder: Path) -> int:
     jobs = folders.list_jobs(folder)
     say(f"sweep {folder}: {len(jobs)} jobs")
-    for job in jobs:
+    paths = [folder / job["job"] for job in jobs]
+    first = folders.find_same_values(paths)
+    own = folders.list_own_words([reader.read_manifest(path)["overrides"] for path in paths])
+    for number, job in enumerate(jobs):
         say(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
         if job["error"]:
             say(f"    error: {job['error']}")
+        if first[number] < number:
+            what = " ".join(own[number]) or "what differs between them"
+            say(f"    all values are those of {jobs[first[number]]['job']}, to the bit: {what} changes none")
     return 0
 
 

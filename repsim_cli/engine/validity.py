@@ -199,7 +199,7 @@ def glance_at_rows(representations: Iterable[Any], count: int, seed: int) -> Flo
 def are_neighbours_alike(rows: Sequence[Float[Tensor, "n d"]], seed: int) -> bool:
     """Tells whether rows that follow each other are alike in every one of some representations of the same rows, so
     that none of them is a unit of its own. Copies do not count."""
-    found, count = glance_at_rows(rows, len(rows[0]), seed), min(len(rows[0]), LOOKED)
+    found, count = glance_at_rows(rows, len(rows[0]), seed), float(min(len(rows[0]), LOOKED))
     places = [slice(i, i + 1) for i in range(len(rows))]
     return bool(explain_invalid_null(found, 1, places, documents=count, by_row=True, copies=float("inf")))
 

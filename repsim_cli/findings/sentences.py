@@ -246,6 +246,11 @@ def find_noise(measured: Measured, sides: Sides) -> float | None:
     return max((known for key in ("scatter", "spread") if (known := chance.get(key))), default=None)
 
 
+def find_least_lead(measured: Measured, sides: Sides) -> float:
+    """Finds by how much a layer must be ahead of the next closest one to be told apart from it."""
+    return answering.find_scatter(max(sides.values.shape), find_noise(measured, sides))
+
+
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
     """Finds the level of chance of two models."""
     drawn = [] if sides.chance is None else [sides.chance]

@@ -115,7 +115,10 @@ def _count_paired_rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
         if name in (*IDS, *DOCUMENTS) and len(shape) < 2:
             what = "ids" if name in IDS else "documents"
             raise BadInput(f"{what}: '{name}' must be text or whole numbers, got {kind} {shape}; write it as such")
-        if len(shape) != 2 or 0 in shape or kind not in FLOATS:
+        if len(shape) == 2 and 0 in shape:
+            lacking = "columns" if shape[0] else "rows"
+            raise BadInput(f"path: array '{name}' has no {lacking}, got {shape}; write one that has some")
+        if len(shape) != 2 or kind not in FLOATS:
             others = ", or name the others in `layers`" if len(shapes) > 1 else ""
             raise BadInput(
                 f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form{others}"

@@ -25,6 +25,7 @@ from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
 from repsim_cli.report.record import NUMBERS, record
 from repsim_cli.runs import reader
+from repsim_cli.runs.folders import find_same_values, list_own_words
 from repsim_cli.runs.results import Progress, quiet, write
 
 FILE = "report.html"
@@ -55,8 +56,12 @@ def build_page(folders: Sequence[Path], *, reload: bool = False, room: int = NUM
     Raises BadInput where a run is damaged or its numbers changed since.
     """
     runs = [record(folder, len(folders), room) for folder in folders]
+    own = list_own_words([run["manifest"]["overrides"] for run in runs])
+    same = find_same_values(folders) if len(folders) > 1 else [0]
+    for run, words, first in zip(runs, own, same, strict=True):
+        run.update(own=" ".join(words), first=first)
     about = {"colours": json.loads(_read_asset("colours.json")), "licence": _read_asset("uPlot.LICENSE")}
-    title = " and ".join(run["manifest"]["name"] for run in runs)
+    title = " and ".join(" ".join(filter(None, [run["manifest"]["name"], run["own"]])) for run in runs)
     return _build_html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)
 
 

@@ -19,7 +19,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import choose_chance_level
 from repsim_cli.figures.colours import choose_card_colours, choose_colour_range
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import find_margin_over_chance, write_reach_of_chance
+from repsim_cli.findings.sentences import find_least_lead, find_margin_over_chance, write_reach_of_chance
 from repsim_cli.report import headline
 from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import so_far
@@ -202,6 +202,7 @@ def _measure(
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
     matrices, near = [], []
     for m, cells in pairs:
+        between = _make_sides(measure, m, cells)
         places = {
             side: sides.setdefault(_encode_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")
         }
@@ -212,7 +213,8 @@ def _measure(
                 "n": m.n,
                 "level": level([(m, cells)]) if len(pairs) <= EACH else None,
                 "beyond": find_margin_over_chance(measure, cells["values"].size),
-                "reach": write_reach_of_chance(measure, _make_sides(measure, m, cells)),
+                "reach": write_reach_of_chance(measure, between),
+                "apart": find_least_lead(measure, between),
                 **shown,
             }
         )
@@ -224,7 +226,9 @@ def _measure(
 
 def _make_sides(measure: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]) -> Sides:
     (first, rows), (second, columns) = ((side.model, side.layers) for side in (matrix.rows, matrix.columns))
-    return Sides(first, second, rows, columns, cells["values"], cells.get(CHANCE), measure.larger_is_closer)
+    return Sides(
+        first, second, rows, columns, cells["values"], cells.get(CHANCE), measure.larger_is_closer, se=cells.get("se")
+    )
 
 
 def _encode_side(side: Side, block: int) -> str:

@@ -2,11 +2,12 @@
 held against, and which section of the page comes first."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from repsim_cli.base.plain import escape, say_count
+from repsim_cli.report.stitches import say_stitches
 from repsim_cli.runs.content import IDENTICAL, Curve, Results, Table
 
 Said = tuple[str, str]  # whom or what a sentence is about, and the sentence
@@ -74,45 +75,9 @@ def _say_probe_errors(whole: Results) -> Iterator[Said]:
 
 
 def _say_stitching(whole: Results) -> Iterator[Said]:
-    """Says what a stitch costs, after which layer least and most."""
-    rows = [row for row in _list_table_records(whole, "stitching", "penalty") if row["head layer"] == row["tail layer"]]
-    for (head, tail), some in groupby(
-        sorted(
-            rows,
-            key=lambda row: (
-                row["head"].startswith(f"{row['tail']} ("),
-                row["head"] == row["tail"],
-                row["head"],
-                row["tail"],
-            ),
-        ),
-        key=lambda row: (row["head"], row["tail"]),
-    ):
-        known = sorted(some, key=lambda row: row["penalty"])
-        least, most = known[0], known[-1]
-        error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
-        other = "" if most is least else f", and {_say_lost(most)} after {most['head layer']}"
-        yield (
-            f"{head} into {tail}",
-            f"{tail} goes on from {head} at a loss of {_say_lost(least)} than alone{error} after "
-            f"{least['head layer']}{other}{_say_misled(known)}",
-        )
-
-
-def _say_misled(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Says where stitches work without shared rows, or that the tail itself knows nothing; nothing of runs before that
-    was measured."""
-    if all("kept" in row and row["kept"] is None for row in rows):
-        return f"; but {rows[0]['tail']} alone knows no more of the right answers than how often each comes"
-    layers = [row["head layer"] for row in rows if row.get("misleads") == "yes"]
-    if not layers:
-        return ""
-    return f"; but beyond the right answers its rows explain almost nothing of those of the tail ({', '.join(layers)})"
-
-
-def _say_lost(row: Mapping[str, Any]) -> str:
-    """A penalty in words: that of a better stitch is negative, and rounding is none."""
-    return f"{round(abs(row['penalty']), 5):.2g} nats {'less' if row['penalty'] < -5e-6 else 'more'}"
+    sequences = whole.about.get("evaluation_sequences")
+    rows = _list_table_records(whole, "stitching", "penalty")
+    yield from say_stitches(rows, None if sequences is None else sequences - 1)
 
 
 def _say_universality(whole: Results) -> Iterator[Said]:
@@ -157,8 +122,9 @@ def _say_convergence(whole: Results) -> Iterator[Said]:
         (first, begin), (last, end) = known[0], known[-1]
         late = [step for step, value in known if abs(value - end) > NEAR * abs(end - begin)]
         arrived = next((step for step, _ in known if not late or step > late[-1]), last)
-        on = f"within 5 % of the way to its end from step {arrived} on"
-        before = f"not yet within 5 % of the way to its end at step {late[-1]}" if late else ""
+        near = f"within 5 % of the way from step {first} to its end"
+        on = f"from step {arrived} on {near}"
+        before = f"at step {late[-1]} not yet {near}" if late else ""
         model = curve.about.get("model", "")
         yield (
             model,
@@ -223,7 +189,7 @@ def _say_tuned(whole: Results) -> Iterator[Said]:
     for (model, by), rows in groupby(
         _list_table_records(whole, "tokens that change most", "value"), key=lambda row: (row["model"], row["by"])
     ):
-        most = ", ".join(f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row in [*rows][:MOST])
+        most = ", ".join(f"{escape(row['token'])} {row['value']:.2g}" for row in [*rows][:MOST])
         yield model, f"{model}: the tokens that change most, by {by}: {most}"
 
 

@@ -1,14 +1,22 @@
 """Which runs there are: under a root, by name, of a sweep, of a configuration. Needs neither torch nor Hydra."""
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explain, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.runs.reader import count_seconds, drop_irrelevant_keys, read_config, read_manifest
+from repsim_cli.runs.reader import (
+    count_seconds,
+    drop_irrelevant_keys,
+    has_results,
+    read_config,
+    read_manifest,
+    read_results,
+)
 from repsim_cli.runs.results import check_links_inside, find_outputs_root, list_config_differences
 
 log = logging.getLogger("repsim")
@@ -92,6 +100,41 @@ def list_jobs(folder: Path) -> list[dict[str, Any]]:
         for job, read in list_undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
     ]
     return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
+
+
+def list_own_words(overrides: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Lists of runs that set the same keys, as the jobs of a sweep, what each sets otherwise than others; nothing of
+    runs that set other keys.
+
+    >>> list_own_words([["seed=0", "name=x"], ["seed=1", "name=x"]]), list_own_words([["seed=0"], ["name=x"]])
+    ([['seed=0'], ['seed=1']], [[], []])
+    """
+    keys = [[word.partition("=")[0] for word in words] for words in overrides]
+    if any(each != keys[0] for each in keys):
+        return [[] for _ in overrides]
+    differ = [len(set(words)) > 1 for words in zip(*overrides, strict=True)]
+    return [list(itertools.compress(words, differ)) for words in overrides]
+
+
+def find_same_values(folders: Sequence[Path]) -> list[int]:
+    """Finds, for each run, the first one with the same values in all its matrices or, where it has none, in all its
+    tables: by their numbers, its own where there is none before it."""
+    known: dict[str, int] = {}
+    return [known.setdefault(_name_values(folder) or str(folder), number) for number, folder in enumerate(folders)]
+
+
+def _name_values(folder: Path) -> str:
+    """Names the values of a run; empty where it has none."""
+    manifest = read_manifest(folder)
+    if not has_results(manifest):
+        return ""
+    found = read_results(folder)
+    matrices = [*(m for measured in found.measures for m in measured.matrices), *found.matrices.values()]
+    return (
+        repr([(m.values, manifest["files"].get(m.values)) for m in matrices] or found.tables)
+        if matrices or found.tables
+        else ""
+    )
 
 
 def find_unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:

@@ -8,8 +8,11 @@ import pytest
 
 from repsim_cli.api.entries import label_entries
 from repsim_cli.base.errors import BadInput
-from repsim_cli.cli.answer import is_about_measure
+from repsim_cli.cli.answer import is_about_measure, say_closest_layers
 from repsim_cli.cli.plan import _say_memory_room, plan_in_short
+from repsim_cli.findings.answering import Sides
+from repsim_cli.findings.sentences import find_least_lead
+from repsim_cli.runs.content import Measured
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +125,20 @@ def test_a_plan_says_what_takes_the_memory_that_is_not_there():
         "  memory: 10.0 GB do not fit into the 4.0 GB that the run may use; rows take"
     )
     assert _say_memory_room({}, 1.0) == []
+
+
+def test_a_lead_within_the_noise_is_not_told_apart():
+    """By its own error; without any, equal values alone are not."""
+    values = np.array([[0.9, 0.89, 0.1], [0.1, 0.5, 0.9]])
+    card = {"bounds": (0.0, 1.0), "symmetric": True, "larger_is_closer": True}
+
+    def say(least):
+        sides = Sides("a", "b", ["resid_post@0", "resid_post@1"], ["x", "y", "z"], values, None, True)
+        return list(say_closest_layers(sides, str, ".2f", least))[2:]
+
+    assert say(0.0) == ["      resid_post@0  x       0.90, 0.01 ahead", "      resid_post@1  z       0.90, 0.4 ahead"]
+    measured = Measured(name="m", label="m", settings={}, estimate={}, card=card, matrices=[], chance={"spread": 0.005})
+    least = find_least_lead(measured, Sides("a", "b", "xy", "pqr", values, None, True))
+    assert least == pytest.approx(0.02, rel=0.2)
+    assert say(least)[0].endswith("0.90, 0.01 ahead, not told apart from the next")
+    assert say(least)[1].endswith("0.90, 0.4 ahead")

@@ -268,7 +268,10 @@ def test_records_of_measures_of_other_types(tmp_path, finished, key):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["compare", "a", "b", "c"], "compare: unknown words, got c; see repsim compare --help"),
+        (["compare", "a", "b", "c"], "compare: unknown words, got c; two models are compared, more by repsim run model.LABEL=MODEL ...; see repsim compare --help"),
+        (["compare", "a", "b", "--meaure", "cka"], "compare: unknown words, got --meaure cka; did you mean --measure? see repsim compare --help"),
+        (["map", "fit", "a", "b", "--knd=ridge"], "map: unknown words, got --knd=ridge; did you mean --kind? see repsim map --help"),
+        (["list", "measures"], "list: argument what: no such word, got 'measures'; did you mean 'measure'? see repsim list --help"),
         (["compare", "a"], "compare: the following arguments are required: MODEL; see repsim compare --help"),
         (["compare", "a", ""], "compare: second is empty, got ''; give a value, or drop it"),
         (["compare", "a", "b", "--names", ""], "compare: names is empty, got ''; give a value, or drop it"),

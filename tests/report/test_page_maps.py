@@ -28,6 +28,23 @@ from repsim_cli.report import differences as comparison
 from repsim_cli.runs import reader, results
 
 
+def test_jobs_of_a_sweep_are_told_apart_and_equal_values_are_said(tmp_path, opened, repsim):
+    """The third differs; each has a sentence of its results."""
+    sweep = tmp_path / "outputs" / "2026-11-20" / "07-30-41-sweep"
+    folders = [made(sweep / f"{number}-study", seed=seed, measures=("cka",)) for number, seed in enumerate((0, 0, 1))]
+    for number, folder in enumerate(folders):
+        with results.amend(folder) as run:
+            run.manifest["overrides"] = ["study=similarity", f"seed={number}"]
+    page = opened(saved(*folders), width=1400)
+    heads = page.evaluate("[...document.querySelectorAll('#results h3')].map((h) => h.textContent)")
+    assert heads == [f"{letter}: study, seed={number}" for number, letter in enumerate("ABC")]
+    told = page.evaluate("document.querySelector('#results').textContent")
+    assert told.count("All values are those of A, to the bit: seed=1 changes none.") == told.count("All values") == 1
+    assert told.count("small and large are ") == 3
+    out = repsim("show", sweep.name)[1]
+    assert out.count("all values are those of 0-study, to the bit: seed=1 changes none") == out.count("all values") == 1
+
+
 @pytest.mark.parametrize(
     ("label", "scale"),
     [("cka", ("viridis", 0, 1)), ("procrustes", ("viridis_r", 0, 2)), ("regression", ("viridis", 0, 1))],

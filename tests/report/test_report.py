@@ -161,6 +161,8 @@ def test_a_sweep_has_a_report_of_all_its_jobs(repsim, tmp_path):
     assert [run["manifest"]["seed"] for run in runs] == [0, 1]
     code, out, _ = repsim("report", "2026-11-20/07-30-41-sweep")  # from the root of runs, as the names of runs are
     assert (code, out) == (0, f"{sweep / 'report.html'}\n")
+    shown = repsim("show", "07-30-41-sweep")[1]
+    assert "all values are those of" not in shown
     code, _, err = repsim("show", "07-30-41-sweep", "--follow")
     assert (code, err) == (2, f"error: --follow: of a single run, got the sweep {sweep}; name one of its jobs\n")
 

@@ -43,7 +43,7 @@ TABLES = {
         )
     },
     "verify": {},
-    "tuned": {"tokens that change most": table({"model": "m", "by": "KL", "token": "a", "value": 0.3})},
+    "tuned": {"tokens that change most": table({"model": "m", "by": "KL", "token": "'a'", "value": 0.3})},
     "universal_neurons": {
         "universal neurons": table(
             {"model": "m", "universal": 0.1, "neurons": 64, "universal in rotated bases": 0.0, "mean excess correlation": 0.2}

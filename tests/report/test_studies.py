@@ -28,6 +28,14 @@ UNKNOWING = Table(
         ["b", "a", "embed", "embed", 0.5, 0.01, 0.2],
     ],
 )
+BESIDE = Table(
+    columns=[*STITCHES.columns, "beyond itself", "beyond itself se"],
+    rows=[
+        ["a", "b", "embed", "embed", -0.11, 0.022, 0.016, 0.01],
+        ["a", "b", "resid_post@0", "resid_post@0", -0.12, 0.022, 0.015, 0.01],
+        ["a", "b", "resid_post@1", "resid_post@1", 0.5, 0.022, 0.6, 0.01],
+    ],
+)
 FACTORS = Table(
     columns=["measure", "factor", "values", "least share of seeds", "largest share of seeds", "verdict"],
     rows=[
@@ -88,6 +96,22 @@ COURSE = Curve(
             ],
         ),
         (
+            "stitching",
+            {"tables": {"stitching": BESIDE}},
+            [
+                "b goes on from a at a loss of 0.12 nats less than alone (se 0.022) after resid_post@0, 0.015 nats more than "
+                "b from itself there (se 0.01); embed is not told apart from it; 0.5 nats more after resid_post@1",
+            ],
+        ),
+        (
+            "stitching",
+            {"tables": {"stitching": replace(BESIDE, rows=BESIDE.rows[:2])}, "about": {"evaluation_sequences": 20}},
+            [
+                "b goes on from a at a loss of 0.12 nats less than alone (se 0.022) after resid_post@0, 0.015 nats more than "
+                "b from itself there (se 0.01); embed is not told apart from it",
+            ],
+        ),
+        (
             "universality",
             {"tables": {"universality of factors": FACTORS}},
             [
@@ -122,8 +146,8 @@ COURSE = Curve(
             "convergence",
             {"curves": {"course": COURSE}},
             [
-                "m, resid_post: CKA with the checkpoint of step 1000 is 0.10 at step 0 (mean over 2 layers), and within 5 % of the way to its "
-                "end from step 100 on"
+                "m, resid_post: CKA with the checkpoint of step 1000 is 0.10 at step 0 (mean over 2 layers), and from step 100 on within 5 % of the way from step 0 to its "
+                "end"
             ],
         ),
         (

@@ -3,6 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 for (const { sides, matrices } of RUNS.flatMap((run) => run.measures)) for (const m of matrices) [m.rows, m.columns] = [sides[m.rows], sides[m.columns]];
+const PAIRS = 3; // of models, of which each of several runs says a sentence
 const MANY = RUNS.length > 1;
 const QUANTITIES = {
   values: "value", se: "standard error", low: "band of the mean batch value, from", high: "band of the mean batch value, to", p: "p value", p_family: "p value, family-wise",
@@ -37,7 +38,7 @@ const measured = (value, se) => {
 const layer = (model, name) => ({ model, name, key: JSON.stringify([model, name]) });
 const said = (layer) => `${layer.model} ${layer.name}`;
 const unique = (list) => [...new Set(list)];
-const title = (run) => (MANY ? `${run.letter}: ${run.manifest.name}` : run.manifest.name);
+const title = (run) => (MANY ? [`${run.letter}: ${run.manifest.name}`, middle(run.own, 60)].filter(Boolean).join(", ") : run.manifest.name);
 
 // The one hook point of the blocks among these layers, which then need no more than their number; empty where there are several.
 function inBlocks(layers) {
@@ -1098,6 +1099,12 @@ function summary() {
   return foldedSection("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
 }
 
+// What a run of several says of its models by the first measure, of few pairs.
+function firstSaid(run) {
+  const known = new Set(), pair = ([a, b]) => JSON.stringify([a, b].toSorted());
+  return run.said.filter((each) => each[2] === run.measures[0]?.label && !known.has(pair(each)) && known.add(pair(each))).slice(0, PAIRS).map(([, , , texts]) => texts[0]);
+}
+
 // The answer of the run: its question, what it says in a sentence with four cards, how it ended, and its claims. views:
 // of a comparison, whose sentence follows what is chosen.
 function answer(views) {
@@ -1114,7 +1121,8 @@ function answer(views) {
     const lines = (texts, lead) => texts.map((text, i) => el("p", { class: lead && !i ? "lead" : null }, text));
     const ended = el("p", { class: views ? "quiet" : null }, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : "");
     return [
-      ...(MANY ? [el("h3", {}, title(run))] : []),
+      ...(MANY ? [el("h3", {}, title(run)), ...lines(firstSaid(run))] : []),
+      ...(RUNS[run.first] !== run ? [el("p", {}, `All values are those of ${RUNS[run.first].letter}, to the bit: ${run.own || "what differs between them"} changes none.`)] : []),
       ...(run.question ? [el("p", { class: "quiet" }, run.question)] : []),
       ...lines(before, true), ...(views ? views.head : []), ...lines(after, !views),
       ended,

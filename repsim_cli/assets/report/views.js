@@ -26,8 +26,10 @@ function pairOf({ run, grid, record }, a, b) {
   const matrix = between.find((m) => m.rows.model === a) ?? between[0];
   const beyond = matrix?.beyond ?? null; // how far ahead of chance a cell must be, as findings/sentences.py has it
   const reach = matrix?.reach ?? null; // up to where chance brings the closest cell, as the sentence says it
+  const apart = matrix?.apart ?? 0; // the least lead that tells a layer apart from the next
+  const told = (i) => columns.every((_, k) => k === forth[i] || !(sign * (value(i, forth[i]) - value(i, k)) <= apart));
   const same = rows.length === wide && rows.every(({ name }, i) => name === columns[i].name);
-  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, reach, known: forth.some((j) => j >= 0) };
+  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, reach, apart, told, known: forth.some((j) => j >= 0) };
 }
 
 // How layers are called: blocks by their number where all are of one hook point.
@@ -49,22 +51,24 @@ const inDigits = (value) => String(Number(value.toPrecision(Math.abs(value) < 10
 
 // How much is alike, where, how much of it is above chance and the token itself, and what warns.
 function cards(pair) {
-  const { rows, columns, forth, value, level, sign, record, run, beyond, reach } = pair;
+  const { rows, columns, forth, value, level, sign, record, run, beyond, reach, apart, told } = pair;
   const found = rows.map((_, i) => i).filter((i) => forth[i] >= 0);
   const best = found.reduce((x, i) => (sign * value(i, forth[i]) > sign * value(x, forth[x]) ? i : x), found[0]);
   const floor = record.floor?.value, than = sign > 0 ? "above" : "closer than";
   const above = (of, by) => found.filter((i) => sign * (value(i, forth[i]) - of(i)) > by).length;
   const chance = found.flatMap((i) => columns.map((_, j) => level(i, j))).filter((x) => !Number.isNaN(x));
   const alone = floor === undefined ? "" : `; ${above(() => floor, 0)} ${than} the ${record.floor.unit} alone (${inDigits(floor)})`;
-  const most = Math.max(...found.map((i) => Math.abs(i - forth[i])));
+  const most = Math.max(0, ...found.filter((i) => pair.same && sign * (value(i, forth[i]) - value(i, i)) > apart).map((i) => Math.abs(i - forth[i])));
   const all = found.length > 1 && found.every((i) => forth[i] === forth[found[0]]);
-  const steady = !all && found.every((i, k) => !k || forth[i] >= forth[found[k - 1]]);
+  const sure = found.filter(told), unsure = found.length - sure.length;
+  const steady = !all && sure.every((i, k) => !k || forth[i] >= forth[sure[k - 1]]);
+  const doubt = unsure ? `; ${unsure} of ${found.length} not told apart from the next` : "";
   const warned = run.manifest.warnings.length;
   return [
     card(inDigits(value(best, forth[best])), `closest: ${worded(rows, best)} of ${pair.a} and ${worded(columns, forth[best])} of ${pair.b}, ${record.card.label}`),
-    pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : "is the best match of every layer")
-      : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}`)
-      : card(steady ? "in order" : "not in order", `${pair.a} to its best match in ${pair.b}: ${stretches(pair, found)}`),
+    pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : `is the best match of every layer${doubt}`)
+      : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}${doubt}`)
+      : card(!sure.length ? "not told apart" : steady ? "in order" : "not in order", `${pair.a} to its best match in ${pair.b}: ${stretches(pair, found)}${doubt}`),
     chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${reach})${alone}`)
       : chance.length ? card(reach, `chance, on average; how far pairings stray from it is not known${alone}`)
       : card("not known", `chance${record.chance?.unknown ? `: ${record.chance.unknown}` : ""}${alone}`),
@@ -229,7 +233,7 @@ function matchView(follow) {
     forth.forEach((j, i) => {
       if (j < 0) return;
       const chance = pair.beyond !== null && pair.sign * (value(i, j) - level(i, j)) <= pair.beyond;
-      ahead[i] = shape("path", { d: curve(i, j), fill: "none", stroke: css(chance ? "--quiet" : "--line-1"), "stroke-width": strength(i, j), "stroke-opacity": 0.65 });
+      ahead[i] = shape("path", { d: curve(i, j), fill: "none", stroke: css(chance ? "--quiet" : "--line-1"), "stroke-width": strength(i, j), "stroke-opacity": pair.told(i) ? 0.65 : 0.25 });
       lines.push(ahead[i]);
     });
     const blocks = [rows, columns].flatMap((layers, k) => {
@@ -250,7 +254,7 @@ function matchView(follow) {
     host.replaceChildren(made);
     drawn = { blocks, ahead };
     mark();
-    note.textContent = `Line: the closest layer of ${middle(pair.b, 40)}, thicker where it is closer${pair.beyond === null ? "" : ", grey where it is no closer than chance"}. Dashed: back, where it is another one. Choose a layer; all views follow.`;
+    note.textContent = `Line: the closest layer of ${middle(pair.b, 40)}, thicker where it is closer${pair.beyond === null ? "" : ", grey where it is no closer than chance"}. ${pair.rows.some((_, i) => forth[i] >= 0 && !pair.told(i)) ? "Faint: not told apart from the next. " : ""}Dashed: back, where it is another one. Choose a layer; all views follow.`;
   }
 
   // The chosen layers, and the line between them.

@@ -14,7 +14,7 @@ COLUMNS = ["model", "nats per text", "se", "nats per word", "texts", "words"]
 
 
 class LikelihoodDistances(NamedTuple):
-    """Half the variance over texts of the difference of two models' log-likelihoods, nats, with standard errors over
+    """Half the variance over texts of the difference of two models' log-likelihoods, nats², with standard errors over
     documents. A variance of few documents is far from normal, its logarithm is less: errors are those of the logarithm,
     times the distance (`find_likelihood_interval`)."""
 
@@ -28,8 +28,8 @@ def compute_likelihood_distances(
     """Computes the distances of models, with errors from leaving out each document. logs: of each model, of each text.
     documents: of the texts.
 
-    Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is the KL divergence of
-    the distributions over texts where these are close (Oyama et al. 2025).
+    Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is as large as the KL
+    divergence of the distributions over texts, in nats, where these are close (Oyama et al. 2025).
 
     >>> compute_likelihood_distances(np.array([[-1.0, -2.0, -6.0], [-3.0, -2.0, -4.0]]), np.arange(3)).values.tolist()
     [[0.0, 2.0], [2.0, 0.0]]

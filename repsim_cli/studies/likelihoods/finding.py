@@ -21,7 +21,8 @@ from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, find_likelihoo
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
 FEWEST = 5  # documents of an interval
-NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
+NEAR = 1.0  # nats²: above, half the variance is far from the KL divergence in nats
+HALF = "half the variance of the difference of log-likelihoods"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,10 @@ def sentences(run: Finished) -> Iterator[list[str]]:
     def say(place: int) -> str:
         value, error = float(values[pairs[place]]), float(errors[pairs[place]])
         if not value:
-            return f"0 nats per text ({matrix.n:,} texts), the same to the bit"
-        how = "" if value < NEAR else ", a distance and no KL divergence"
+            return f"0 ({matrix.n:,} texts), the same to the bit"
+        unit, how = ("nats", ", about their KL divergence") if value < NEAR else ("nats²", " and no KL divergence")
         about = f"se {error:.2g}" if documents is None else say_interval(value, error, documents, run.level)
-        return f"{value:.3g} nats per text ({about}, {matrix.n:,} texts){how}"
+        return f"{value:.3g} {unit} ({about}, {matrix.n:,} texts), {HALF}{how}"
 
     names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
     freedom = None if documents is None else documents - 1
@@ -75,12 +76,12 @@ def _draw(run: Finished) -> Any:
         panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5)
         panel.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, parse_math=False)
     shares = table.rows[0][3:]
-    panel.set_xlabel(f"first axis, square root of nats ({shares[0]:.0%} of squared distances)", fontsize=8)
+    panel.set_xlabel(f"first axis, nats ({shares[0]:.0%} of squared distances)", fontsize=8)
     panel.set_ylabel(f"second axis ({shares[1]:.0%})", fontsize=8)
     panel.margins(0.2)
     panel.set_aspect("equal", adjustable="datalim")
     draw_light_grid(panel)
-    set_headline(figure, "Models by the likelihoods of texts", "squared distances are nats per text")
+    set_headline(figure, "Models by the likelihoods of texts", f"squared distances are {HALF}, nats²")
     return figure
 
 

@@ -35,7 +35,7 @@ from repsim_cli.studies.likelihoods.distances import COLUMNS, LIKELIHOODS, OF_MO
 LEAST = 20  # texts
 NAME = "likelihood_distance"
 CARD = Card(
-    label="distance by likelihoods, nats per text",
+    label="half the variance of log-likelihood differences, nats²",
     larger_is_closer=False,
     bounds=(0.0, None),
     symmetric=True,
@@ -45,8 +45,9 @@ CARD = Card(
     cost="n per pair",
     source="Oyama et al. 2025: squared distance of double-centred log-likelihood vectors",
     reads="outputs",
-    note="Half the variance over texts of the difference of log-likelihoods: the divergence of the models' texts where "
-    "they are close, and a distance where they are not. Longer texts are further apart.",
+    note="Half the variance over texts of the difference of log-likelihoods, nats²: the same number as the KL "
+    "divergence of the models' texts in nats where they are close, and a distance where they are not. Longer texts are "
+    "further apart.",
 )
 
 
@@ -56,7 +57,7 @@ class Likelihoods(Study):
 
     A text is a sequence of the data: the same words for every tokenizer (extract=words). What counts is the
     log-likelihood of all that follows its first word, in nats. The distance of two models is half the variance over
-    texts of the difference of these: their KL divergence, where they are close.
+    texts of the difference of these, nats²: the same number as their KL divergence in nats, where they are close.
 
     Example: repsim run study=likelihoods model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' extract=words data=local_text data.path=FILE

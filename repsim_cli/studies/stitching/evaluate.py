@@ -178,6 +178,14 @@ class StitchScores:
         sign = 1 if score == "loss" else -1
         return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
+    def compare_with_itself(self, stitch: Stitch) -> Estimate | None:
+        """Compares the loss with that of the tail stitched into itself at the same layers, which gains what a stitch
+        layer learns of the text alone; None where that was not stitched, or is this stitch."""
+        own = stitch._replace(head=Head(stitch.tail))
+        if own == stitch or own not in self.stitched:
+            return None
+        return self._mean(self.stitched[stitch]["loss"] - self.stitched[own]["loss"])
+
     def compute_kept(self, stitch: Stitch) -> float | None:
         """Computes which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0
         where no more is known than how often each answer comes; None where the tail itself knows no more."""

@@ -16,8 +16,8 @@ RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
 POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
-    "accuracy lost se", "KL", "KL se", "shared", "shared se", "shared back", "shared back se", "kept", "misleads",
-    "ended",
+    "accuracy lost se", "KL", "KL se", "shared", "shared se", "shared back", "shared back se", "kept", "beyond itself",
+    "beyond itself se", "misleads", "ended",
 ]  # fmt: skip
 ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
 
@@ -54,7 +54,8 @@ def _make_stitch_row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None
     spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.estimate(stitch, "kl")]
     ways = scores.shared.get(stitch, [(None, None)] * 2)
     misleads = ("yes" if scores.is_misled(stitch) else "no") if stitch in scores.shared else None
-    rows = [*(number for way in ways for number in way), scores.compute_kept(stitch), misleads]
+    beyond = scores.compare_with_itself(stitch) or (None, None)
+    rows = [*(number for way in ways for number in way), scores.compute_kept(stitch), *beyond, misleads]
     return [*place, loss, alone, *spread, *rows, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 

@@ -23,6 +23,7 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + place): byte for pl
 CELLS = 2**22  # logits that are worked on at a time, in float64
 TOKENS = ["model", "by", "value", "text before", "token", "text after", "next in the base", "next"]
 TEXTS = ["model", "by", "mean over tokens", "tokens", "text"]
+PART = "part of a character: "
 BEFORE, AFTER, EXCERPT = 10, 5, 30  # tokens of text that are shown
 # why a token has no value
 WITHOUT = {RELATIVE: "a row of zeros in the base has no relative change", COSINE: "a row of zeros has no direction"}
@@ -107,8 +108,17 @@ class Texts:
                 for row in _find_largest_values(values, least, lambda row: self._begin(row).tobytes(), most):
                     ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
-                    predicted = [None] * 2 if following is None else [self.show([i]) for i in following[:, row]]
-                    yield [label, by, float(values[row]), *map(self.show, around), *predicted]
+                    predicted = [None] * 2 if following is None else [self.quote(i) for i in following[:, row]]
+                    before, own, after = around
+                    yield [
+                        label,
+                        by,
+                        float(values[row]),
+                        self.show(before),
+                        *map(self.quote, own),
+                        self.show(after),
+                        *predicted,
+                    ]
 
     def texts(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
         """A line for each of the sequences that change most on average over their tokens."""
@@ -132,12 +142,17 @@ class Texts:
         """The tokens of a row's sequence up to it."""
         return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
 
+    def quote(self, token: Any) -> str:
+        """Decodes a token in quotes, between which white space is seen; a part of a character is named."""
+        shown = self.show([token])
+        return shown if shown.startswith(PART) else f"'{shown}'"
+
     def show(self, ids: Any) -> str:
         """Decodes tokens into one line of text; what cannot be printed is escaped, and of a single token that is a part
         of a character the bytes are named, as the tokenizer has them."""
         text = self.tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
         if UNFINISHED in text and len(ids) == 1:
-            return f"part of a character: {name_bytes(self.tokenizer.convert_ids_to_tokens(int(ids[0])))}"
+            return f"{PART}{name_bytes(self.tokenizer.convert_ids_to_tokens(int(ids[0])))}"
         return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 

@@ -172,7 +172,8 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     values = reader.read_array(newest(), measured.matrices[0].values)
     assert values[0, 1] == 0
     assert 0 < values[0, 2] < values[0, 3]
-    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: 0 nats per text (")
+    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: 0 (")
+    assert "half the variance of the difference of log-likelihoods" in found.tables[NEAREST].rows[1][1]
     assert found.tables[NEAREST].rows[0][1].endswith("texts), the same to the bit")
 
 

@@ -119,8 +119,8 @@ def test_the_text_around_a_token_is_escaped():
     change = {RELATIVE: torch.tensor([[0.0, 0.0, 3.0, 2.0, 0.0]])}
     by = "relative difference, mean over layers"
     assert list(texts.tokens({"m": change}, 2)) == [
-        ["m", by, 3.0, "ab", "\\n", "\\x1bé", None, None],
-        ["m", by, 2.0, "ab\\n", "\\x1b", "é", None, None],
+        ["m", by, 3.0, "ab", "'\\n'", "\\x1bé", None, None],
+        ["m", by, 2.0, "ab\\n", "'\\x1b'", "é", None, None],
     ]
     assert list(texts.texts({"m": change}, 2)) == [["m", by, 1.0, 5, "ab\\n\\x1bé"]]
 
@@ -133,7 +133,7 @@ def test_the_same_text_is_listed_once():
     # "a", "ab" begin three sequences; "b" another
     change = {RELATIVE: torch.tensor([[3.0, 2.0, 1.0, 3.0, 2.0, 0.0, 3.0, 2.0, 0.0, 2.5]])}
     assert [(row[2], row[3], row[4]) for row in texts.tokens({"m": change}, 5)] == [
-        (3.0, "", "a"), (2.5, "", "b"), (2.0, "a", "b"), (1.0, "ab", "a"),
+        (3.0, "", "'a'"), (2.5, "", "'b'"), (2.0, "a", "'b'"), (1.0, "ab", "'a'"),
     ]  # fmt: skip
     assert [(row[2], row[4]) for row in texts.texts({"m": change}, 5)] == [
         (2.5, "b"), (2.0, "aba"), (pytest.approx(5 / 3), "abb"),
@@ -223,7 +223,7 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     where, place = sequences.text.nonzero()
     at = int(np.argmax(expected))
     token = read.tokenizers["tiny_a"].decode([sequences.ids[where[at], place[at]]])
-    assert first[4] == token or not token.isprintable()
+    assert first[4] == f"'{token}'" or not token.isprintable()
     assert first[6] == first[7]  # twice the logits rank the tokens alike
     assert len(found["tokens that change most"]["rows"]) == 2 * 3
     assert len(found["texts that change most"]["rows"]) == 2 * 3
