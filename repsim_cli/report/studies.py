@@ -155,7 +155,7 @@ def _say_sub_networks(whole: Results) -> Iterator[Said]:
         rows = list(some)
         shares = ", ".join(
             f"{row['measure']} {row['identified']:.0%}"
-            + ("" if row["low"] is None else f" ({row['low']:.0%} to {row['high']:.0%})")
+            + ("" if None in (row["low"], row["high"]) else f" ({row['low']:.0%} to {row['high']:.0%})")
             for row in rows
         )
         of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {rows[0]['chance']:.0%}"

@@ -136,7 +136,7 @@ def test_a_lead_within_the_noise_is_not_told_apart():
         sides = Sides("a", "b", ["resid_post@0", "resid_post@1"], ["x", "y", "z"], values, None, True)
         return list(say_closest_layers(sides, str, ".2f", least))[2:]
 
-    assert say(0.0) == ["      resid_post@0  x       0.90, 0.01 ahead", "      resid_post@1  z       0.90, 0.4 ahead"]
+    assert say(0.0) == ["      resid_post@0  x  0.90, 0.01 ahead", "      resid_post@1  z  0.90, 0.4 ahead"]
     measured = Measured(name="m", label="m", settings={}, estimate={}, card=card, matrices=[], chance={"spread": 0.005})
     least = find_least_lead(measured, Sides("a", "b", "xy", "pqr", values, None, True))
     assert least == pytest.approx(0.02, rel=0.2)
