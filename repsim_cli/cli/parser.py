@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from repsim_cli import __version__
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def _find_part(self, words: Sequence[str]) -> "Parser":
         """Finds the parser of the command, or of its part, that the words begin with."""
-        of = next((action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)), {})
+        of = next((action.choices for action in self._actions if isinstance(action.choices, Mapping)), {})
         return of[words[0]]._find_part(words[1:]) if words and words[0] in of else self
 
     def _suggest(self, command: str, word: str) -> str:
