@@ -214,6 +214,9 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
     by_head = {row["head"]: row for row in rows if row["tail"] == "tiny_a" and row["head layer"] == "resid_post@1"}
     assert list(by_head) == ["tiny_a", "tiny_a_step100", "tiny_a (random weights)", "tiny_a (rows shuffled)"]
     assert by_head["tiny_a (rows shuffled)"]["penalty"] > by_head["tiny_a"]["penalty"] + 0.5
+    beyond = by_head["tiny_a_step100"]["penalty"] - by_head["tiny_a"]["penalty"]
+    assert by_head["tiny_a_step100"]["beyond itself"] == pytest.approx(beyond)
+    assert by_head["tiny_a"]["beyond itself"] is None
     figures = {file.name for file in (folder / "figures").glob("*.png")}
     assert {f"stitching-{name}.png" for name in ("loss-all", "loss-baselines", "kl-all", "curves-all")} <= figures
     assert (folder / "report.html").is_file()
