@@ -1,5 +1,6 @@
 """Processes that begin as copies of this one, and so need not import torch and transformers again: two seconds each."""
 
+import faulthandler
 import io
 import logging
 import os
@@ -11,6 +12,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+
+import torch
+
+LONGEST = 600  # seconds until a copy that does not end is ended, and says where it was
 
 
 def run_in_fork(
@@ -51,6 +56,8 @@ def _begin_anew(out: int, err: int, environment: dict[str, str]) -> None:
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(1)  # the threads of OpenMP are not copied: a step that is shared with them would wait forever
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
     logging.root.handlers.clear()
     warnings.resetwarnings()
 
