@@ -77,7 +77,7 @@ class NoSuchLayer(BadInput):
 def parse_hook_point(name: str) -> HookPoint:
     """The hook point of this name.
 
-    >>> parse("q@3.h2")
+    >>> parse_hook_point("q@3.h2")
     HookPoint(kind='q', layer=3, head=2, module=None, stack=None)
     """
     if name.startswith("module:") and len(name) > len("module:"):

@@ -57,9 +57,9 @@ def is_concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
 def join_layer_names(names: Sequence[str]) -> str:
     """Names of layers, consecutive blocks of one hook point, or of one module in each block, joined.
 
-    >>> shorten(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
+    >>> join_layer_names(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
     'embed, resid_post@2, resid_post@11 to resid_post@13'
-    >>> shorten(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"])
+    >>> join_layer_names(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"])
     'h.0.attn to h.1.attn, h.0.mlp to h.1.mlp'
     """
     kinds: dict[tuple[str, str], list[tuple[int, str]]] = {}

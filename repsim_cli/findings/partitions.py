@@ -314,7 +314,7 @@ def parse_ranges(groups: Sequence[str], layers: int) -> Labels:
 
     Raises BadInput for what is no range of layers, and unless every layer is in one group.
 
-    >>> parse(["0-1 4", "2-3"], 5).tolist()
+    >>> parse_ranges(["0-1 4", "2-3"], 5).tolist()
     [0, 0, 1, 1, 0]
     """
     labels = np.full(layers, -1)

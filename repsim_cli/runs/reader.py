@@ -212,7 +212,7 @@ def qualify(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict
 def mark_labels(results: Results) -> Results:
     """Results as they are drawn: marks are appended to their labels.
 
-    >>> mark(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
+    >>> mark_labels(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
     ['a (93.1 %)', 'ab']
     """
 
