@@ -196,7 +196,7 @@ def glance_at_rows(representations: Iterable[Any], count: int, seed: int) -> Flo
     return torch.stack([measure_dependence(x, [group], {}, seed, count=GLANCES) for x in representations])
 
 
-def are_neighbours_alike(rows: Sequence[Float[Tensor, "n d"]], seed: int) -> bool:
+def are_neighbours_alike(rows: Sequence[Float[Tensor, "n _"]], seed: int) -> bool:
     """Tells whether rows that follow each other are alike in every one of some representations of the same rows, so
     that none of them is a unit of its own. Copies do not count."""
     found, count = glance_at_rows(rows, len(rows[0]), seed), float(min(len(rows[0]), LOOKED))
