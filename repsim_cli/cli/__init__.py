@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = f"; the same command with {resumed} resumes it" if resumed else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"interrupted{hint}", aside=True)
+        exec("")  # `python -m` would end by SIGINT where it came inside another `exec` of text, as of a dataclass
         code = signals.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -196,7 +196,7 @@ def test_every_package_that_measures_import_is_known():
     found = {name: entry.function for name in registry.measures.names() if (entry := registry.measures.get(name))}
     collect_function_code(*found.values())
     used = {name.partition(".")[0] for name in closure_files() for name in closure._parse_module(name).names}
-    other = {"jaxtyping", "joblib", "psutil", "pydantic"}
+    other = {"jaxtyping", "joblib", "psutil", "pydantic", "xxhash"}
     assert used - sys.stdlib_module_names - {closure.HERE} - closure.NUMERIC.keys() == other
     assert all(metadata.version(package) for package in closure.NUMERIC.values() if package != "repsim-cli")
 

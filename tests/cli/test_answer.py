@@ -128,7 +128,7 @@ def test_a_plan_says_what_takes_the_memory_that_is_not_there():
 
 
 def test_a_lead_within_the_noise_is_not_told_apart():
-    """By its own error; without any, equal values alone are not."""
+    """Equal values alone are not told apart where no error is known."""
     values = np.array([[0.9, 0.89, 0.1], [0.1, 0.5, 0.9]])
     card = {"bounds": (0.0, 1.0), "symmetric": True, "larger_is_closer": True}
 

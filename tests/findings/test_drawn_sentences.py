@@ -27,6 +27,7 @@ from repsim_cli.studies.barycentre.columns import FROM_COLUMNS
 from repsim_cli.studies.barycentre.finding import say_ends
 from repsim_cli.studies.dictionaries.columns import (
     ALL_SIDES,
+    BETWEEN_SIDES,
     COLUMNS,
     DEAD,
     EXPLAINED,
@@ -170,7 +171,7 @@ def test_distances_from_a_common_shape(data):
 @given(st.data())
 def test_sides_of_a_crosscoder(data):
     sides, latents = [], []
-    for side in ("a", "b", ALL_SIDES):
+    for side in ("a", "b", ALL_SIDES, BETWEEN_SIDES):
         count = data.draw(st.sampled_from([0, 3]))
         never = data.draw(ERRORS) if count else None
         shared = [data.draw(NUMBERS), data.draw(NUMBERS)] if side == ALL_SIDES and count else [None, None]

@@ -56,9 +56,15 @@ def _begin_anew(out: int, err: int, environment: dict[str, str]) -> None:
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
+    os.environ.pop("REPSIM_QUIET", None)  # `run -q` in the process of another test has set it
     torch.set_num_threads(1)  # the threads of OpenMP are not copied: a step that is shared with them would wait forever
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     logging.root.handlers.clear()
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):  # as a command of the test has left it, quiet or with other files
+            logger.handlers.clear()
+            logger.setLevel(logging.NOTSET)
+            logger.propagate, logger.disabled = True, False
     warnings.resetwarnings()
 
 

@@ -160,7 +160,7 @@ def trained_resnet_changes_at_the_published_layers(trained: Networks, random: Ne
     # seeds may share large steps that are anywhere: few other choices of as many steps do as well
     chosen = np.array(list(combinations(range(every.shape[1]), len(at))))
     shared = float((ranks.mean(0)[chosen].mean(1) >= means.mean() - ROUNDING).mean())
-    over = weigh_mean(means, 0.75, "seed")
+    over = weigh_mean(means, 0.75, "seed", 1 / (len(at) * (every.shape[1] - 1)))
     note = "beyond the random ones" if same else "without random ones to subtract"
     evidence = replace(over, above=max(over.above, shared), how=f"{over.how}, {note}")
     return Weighed(float(means.mean()), evidence)
