@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 
 from repsim_cli.base import signals
 from repsim_cli.base.documents import find_unwritable_text
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = f"; the same command with {resumed} resumes it" if resumed else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"interrupted{hint}", aside=True)
-        exec("")  # `python -m` would end by SIGINT where it came inside another `exec` of text, as of a dataclass
+        # `python -m` ends by SIGINT after all where it came inside code that is made from text, as of a dataclass, and
+        # no other code was made from text since
+        make_dataclass("Made", [])
         code = signals.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
