@@ -192,8 +192,9 @@ class Result:
 
         frame = self.frame()
         table = ""
-        if len(frame):
-            means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
+        if len(frame):  # of two layers each, as `repsim show` has it
+            itself = (frame["model"] == frame["other_model"]) & (frame["layer"] == frame["other_layer"])
+            means = frame[~itself].groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
             table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
         said = "".join(f"<p>{html.escape(text)}</p>" for text in self.sentences)
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)

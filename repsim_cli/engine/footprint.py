@@ -349,11 +349,8 @@ def _count_uncached_bytes(comparison: Comparison) -> float:
     """Bytes of the rows of models that run one after the other, where the cache does not take them."""
     if comparison.side_by_side or stays_in_cache(comparison):
         return 0.0
-    alone = (
-        comparison.live
-        if comparison.extract.features_changed
-        else list_models_alone(comparison.live, comparison.hardware)
-    )
+    all_alone = comparison.extract.features_changed
+    alone = comparison.live if all_alone else list_models_alone(comparison.live, comparison.hardware)
     return (
         4.0
         * _count_extracted_rows(comparison)

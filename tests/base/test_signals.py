@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and a closed terminal: one word and exit code 130 at any moment, never a traceback."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -69,6 +70,7 @@ def test_jobs_are_interrupted(ours, number):
 
 
 def test_a_comparison_records_its_interruption(ours, repsim, newest, monkeypatch):
+    importlib.import_module("repsim_cli.api.new_run")  # else it would take the function that interrupts, and keep it
     monkeypatch.setattr(
         "repsim_cli.execution.perform.perform", lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM)
     )
@@ -114,3 +116,15 @@ def test_a_second_interrupt_does_not_disturb_the_record_of_the_first(ours):
                 done.append("recorded")
             done.append("ended")
     assert done == ["recorded", "ended"]
+
+
+def test_ctrl_c_inside_code_that_is_made(tmp_path):
+    """Python remembers an interrupt inside `exec` of text, and ends a module by a signal, whoever caught it."""
+    (tmp_path / "interrupted.py").write_text(
+        "from unittest.mock import patch\nfrom repsim_cli import cli\n"
+        "with patch('repsim_cli.cli._check', lambda words: exec('raise KeyboardInterrupt')):\n    cli.main(['list'])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")

@@ -322,18 +322,6 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     assert "Traceback" in (newest() / "repsim.log").read_text()
 
 
-def test_ctrl_c_inside_code_that_is_made(tmp_path):
-    """Python remembers an interrupt inside `exec` of text, and ends a module by a signal, whoever caught it."""
-    (tmp_path / "interrupted.py").write_text(
-        "from unittest.mock import patch\nfrom repsim_cli import cli\n"
-        "with patch('repsim_cli.cli._check', lambda words: exec('raise KeyboardInterrupt')):\n    cli.main(['list'])\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
