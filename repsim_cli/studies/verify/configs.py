@@ -9,7 +9,7 @@ from torch import nn
 # settings that change nothing that a pass of a loaded model computes
 IDLE = re.compile(
     r"(^|\.)_|version$|architectures|dtype$|label|_token_id$|dropout|_pdrop$|initializer|^output_|return_dict"
-    r"|use_cache|checkpointing|pretraining_tp|quantization|task_specific|problem_type|chunk_size|name_or_path"
+    r"|use_cache|use_mems|checkpointing|pretraining_tp|quantization|task_specific|problem_type|chunk_size|name_or_path"
 )
 # words in the settings that may be behind a kind of fault
 BEHIND = {

@@ -122,10 +122,17 @@ class ErrorTensors:
     def linear(self) -> bool | None:
         """True if the error is a linear function of what enters, as that of other weights is. None where that is not
         known: with fewer tokens than features anything is."""
+        return None if self.fit is None else self.is_(self.fit[0])
+
+    @cached_property
+    def fit(self) -> tuple[Tensor, Tensor] | None:
+        """The linear function of what enters that is nearest to the error: its values, and its coefficients by feature
+        that enters, the last of which is an offset."""
         if self.x is None or len(self.x) < self.x.shape[1] + 8:
             return None
         x = torch.cat([self.x, torch.ones_like(self.x[:, :1])], 1)
-        return self.is_(x @ torch.linalg.lstsq(x, self.e, driver="gelsd").solution)
+        coefficients = torch.linalg.lstsq(x, self.e, driver="gelsd").solution
+        return x @ coefficients, coefficients
 
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:

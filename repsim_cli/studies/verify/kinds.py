@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "squared ReLU": lambda x: F.relu(x).square(),
     "none": lambda x: x,
 }
+PART = 1e-6  # of the energy of one coefficient: others are zero
 OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
 Named = tuple[str, str]
 
@@ -102,6 +103,8 @@ def _name_value_errors(e: ErrorTensors) -> Iterator[Named]:
     yield from _find_moved(e)
     if hit == 1:
         yield "weight", "one feature is computed with another weight"
+    elif hit <= len(e.hit) / 2 and e.linear:
+        yield "weights", f"{hit} of {len(e.hit)} features are computed with other weights"
     yield from _rank(e)
 
 
@@ -136,9 +139,17 @@ def _rank(e: ErrorTensors) -> Iterator[Named]:
     if rank == 1 and e.is_(along * float((along * e.e).sum() / along.square().sum().clamp_min(1e-300))):
         yield UNNAMED, "one direction of what it gives is lost or scaled, as where the mean is taken out"
     if rank <= most / 4:
+        if e.linear and e.fit is not None:
+            energy = e.fit[1][:-1].square().sum(1)
+            lost = int((energy > PART * energy.max()).sum())
+            if lost <= most / 4:
+                yield (
+                    "part",
+                    f"what {lost} of the {len(energy)} features that enter give is another: of a head or neuron",
+                )
         yield "adapter", f"the error has rank {rank} of {most}: an adapter is missing, merged twice or scaled otherwise"
     if e.relative < 0.2 and rank > most / 2:
-        yield "noise", "noise in all directions: coarser weights"
+        yield "noise", "noise in all directions: coarser weights, or others near them"
     if e.relative > 0.7:
         yield "weights", "other weights"
 

@@ -25,6 +25,7 @@ from repsim_cli.studies.verify.answer import (
     Answer,
     Difference,
 )
+from repsim_cli.studies.verify.changes import name_weight_change
 from repsim_cli.studies.verify.configs import list_different_settings
 from repsim_cli.studies.verify.error import find_module, is_linear_map
 from repsim_cli.studies.verify.found import Finding
@@ -329,11 +330,10 @@ def merge_differences(
         assert first.about is not None
         kind, about = first.about.kind, first.about.sentence
         # what was done to the weights says more than the error
-        whole = first.about.role in ("linear", "norm")
+        table_of_rows = first.about.role in ("embed", "positions")
+        whole = table_of_rows or first.about.role in ("linear", "norm")
         done = {
-            name: weights.name_weight_change(name, ours, theirs, tensors.norms)
-            for name in differ
-            if whole and name in ours
+            name: name_weight_change(name, ours, theirs, tensors.norms) for name in differ if whole and name in ours
         }
         alone = any(name.startswith(start) for name in (*tensors.only_reference, *tensors.only_candidate))
         same = f"{start}weight" in theirs and bool(tensors.common) and not differ and not alone
@@ -343,7 +343,7 @@ def merge_differences(
         if kind == "tokens" and differ:
             kind, about = "rows", f"rows of the embeddings are others ({first.judged.relative:.2g} of the norm)"
         if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
-            kind, about = said
+            kind, about = (kind, said[1]) if table_of_rows and said[0] in ("rows", "permuted") else said
         if lost := [f"{name} holds {said}" for name in differ if (said := weights.say_not_finite(theirs[name]))]:
             kind, about = "not finite", "; ".join(lost[:SHOWN])
         made.append(

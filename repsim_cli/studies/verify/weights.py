@@ -1,7 +1,5 @@
 """The weights that two models have under the same names."""
 
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +10,7 @@ from repsim_cli.models.precision import UNIT
 
 ROUNDINGS = 16  # within which rows of weights are the same
 CAST = 0.9  # of the values that changed
-CASTS = (torch.bfloat16, torch.float16)
-EXACT = 1e-6  # of the norm: the same but for rounding
+CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Tensors:
     """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
     with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
     all tensors of the reference, where any differs. lost: what of the reference is not finite while the candidate has
-    it otherwise. rounded: of those that differ, by name, the 16 bits that the reference rounded to gives them in.
+    it otherwise. rounded: of those that differ, by name, the precision that the reference rounded to gives them in.
     slight: those with other bits of which no row is off by more than ROUNDINGS, by (name, values that differ, values).
     """
 
@@ -102,83 +99,3 @@ def compute_weight_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 def _are_comparable(x: Tensor, y: Tensor) -> bool:
     """Says whether two tensors may hold the same numbers: of one width, and both of real numbers or neither."""
     return x.shape[1:] == y.shape[1:] and x.is_floating_point() == y.is_floating_point()
-
-
-Named = tuple[str, str]
-
-
-def name_weight_change(
-    name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor], norms: Mapping[str, float]
-) -> Named | None:
-    """Names what was done to a tensor, as a kind and a sentence; None where no rule fits. norms: of the reference's
-    tensors, so that only those are looked at that may be this one."""
-    x, y = (side[name].detach().double().cpu() for side in (reference, candidate))
-    if x.shape != y.shape or not torch.isfinite(y).all():
-        return None
-    if x.ndim == 1 and name.endswith("bias") and not y.any():
-        return "offset", "its bias is zero"
-    moved, norm = not _have_same_numbers(x, y), float(y.norm())
-    alike = (key for key, z in norms.items() if moved and key != name and abs(z - norm) <= 2 * EXACT * z)
-    other = next((key for key in alike if _have_same_numbers(reference[key].double().cpu(), y)), None)
-    if other is not None and x.numel() > 1:
-        there, here = BLOCK.search(other), BLOCK.search(name)
-        if there and here and there[1] != here[1]:
-            return "order", f"its weights are those of block {there[1]}: blocks are out of order"
-        return "swapped", f"its weights are those of {other}"
-    if x.ndim == 2 and x.shape[0] == x.shape[1] and moved and _have_same_numbers(x.T, y):
-        return "transposed", "its weights are transposed"
-    if x.ndim == 1 and name.endswith("bias"):
-        return "offset", "it has another bias"
-    if x.ndim == 1 and "norm" in name and (abs(y - x).sub(1).abs() < EXACT).all():
-        return "gain", "its weights are off by 1: it multiplies by w, not by 1 + w, or the other way round"
-    if x.ndim == 2:
-        return _name_matrix_change(x, y, UNIT.get(reference[name].dtype, 0.0))
-    return None
-
-
-BLOCK = re.compile(r"\.(\d+)\.")
-
-
-def _have_same_numbers(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and float((x - y).norm()) <= EXACT * float(x.norm())
-
-
-def _name_matrix_change(x: Tensor, y: Tensor, unit: float) -> Named | None:
-    """Names what was done to a matrix. unit: the rounding of the weights, which is all that a factor may leave."""
-    off = (y - x).abs()
-    if int((off > 1e-3 * off.max()).sum()) == 1:
-        return "weight", "one of its weights is another"
-    factor = float((x * y).sum() / x.square().sum())
-    changed, left = float(off.square().sum()), float((y - factor * x).square().sum())
-    if left <= min(1e-4 * changed + unit**2 * float(x.square().sum()), changed / 4):
-        return (
-            ("sign", "its weights have the other sign")
-            if abs(factor + 1) < EXACT
-            else ("factor", f"its weights are multiplied by {factor:.7g}")
-        )
-    if _have_same_numbers(x, y):
-        return None
-    for rows, others in ((x, y), (x.T, y.T)):
-        if len(rows) > 1 and _is_permuted(rows, others):
-            return "permuted", "its rows or columns are in another order: heads, neurons or halves"
-    step = _count_distinct_values(y)
-    if step is not None and _count_distinct_values(x) is None:
-        return (
-            "noise",
-            f"its weights take at most {step} values in each row: rounded to {math.ceil(math.log2(step))} bits",
-        )
-    return None
-
-
-def _is_permuted(x: Tensor, y: Tensor) -> bool:
-    """Says whether the rows of y are those of x in another order."""
-    key = torch.linspace(1, 2, x.shape[1], dtype=x.dtype)
-    a, b = (rows @ key for rows in (x, y))
-    return _have_same_numbers(x[a.argsort()], y[b.argsort()])
-
-
-def _count_distinct_values(x: Tensor) -> int | None:
-    """The most values that a row takes, where they are few for its length."""
-    rows = x[:16]
-    counts = [len(torch.unique(row)) for row in rows]
-    return max(counts) if max(counts) < 0.7 * x.shape[1] or max(counts) <= 16 < x.shape[1] else None

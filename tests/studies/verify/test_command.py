@@ -106,7 +106,7 @@ def test_a_module_without_parts_is_one_part():
     (difference,) = repsim_cli.verify(a, other, [x]).differences
     assert (difference.unit, difference.kind) == ("module", "checkpoint")
     (difference,) = repsim_cli.verify(a, scaled, [x]).differences
-    assert "one feature is multiplied by another number" in difference.about
+    assert difference.about == "row 1 of its weights is multiplied by 1.1"
     assert difference.tensors == ["weight"]
     assert repsim_cli.verify(a, copy.deepcopy(a).bfloat16().float(), [x]).verdict == "AS QUANTISED"
     assert repsim_cli.verify(nn.Identity(), nn.Identity(), [x]).same
