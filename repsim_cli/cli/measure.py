@@ -8,7 +8,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.base.files import expand_path
-from repsim_cli.cli.terminal import Bar, check_torch, log, say
+from repsim_cli.cli.terminal import Bar, check_torch, log, name_where_slow, say
 from repsim_cli.config.words import parse_settings
 
 ALL = "all"
@@ -84,7 +84,7 @@ def _apply(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
 
     values, error = [], None
     sides = [(x, y)] if measure.card.symmetric else [(x, y), (y, x)]
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, name_where_slow(measure.name):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", MeasureWarning)
         try:

@@ -4,8 +4,10 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from repsim_cli.base.errors import BadConfig, BadInput, RepsimError
@@ -13,6 +15,7 @@ from repsim_cli.base.plain import escape
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
+SLOW = 5.0  # seconds after which a step of unknown length is named
 
 
 def say(*lines: str, aside: bool = False) -> None:
@@ -30,6 +33,19 @@ def say_aside(*lines: str) -> None:
 
     for line in lines:
         tqdm.write(escape(line), file=sys.stderr)
+
+
+@contextmanager
+def name_where_slow(step: str, seconds: float = SLOW) -> Iterator[None]:
+    """Says aside which step is at work where it takes longer than this, unless quiet."""
+    timer = threading.Timer(seconds, lambda: say_aside(f"{step}: still at work after {seconds:g} s"))
+    timer.daemon = True
+    if not is_quiet():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class LogLines(logging.Formatter):

@@ -1,10 +1,13 @@
 """`repsim measure`: numbers of two files of arrays."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 import reference
+
+from repsim_cli.cli.terminal import QUIET, name_where_slow
 
 
 def test_measure_command(repsim, tmp_path):
@@ -57,3 +60,14 @@ def test_measure_all_prints_each_result_as_it_comes(repsim, tmp_path, monkeypatc
     assert seen[0].out.startswith("cka ")
     assert seen[0].err.startswith("WARNING: cka: x: 20 rows for 50 features")
     assert out.startswith("not applicable: mean_cca: x: mean_cca needs more rows than features")
+
+
+@pytest.mark.parametrize(("limit", "quiet", "said"), [(0.01, "", True), (0.01, "1", False), (600.0, "", False)])
+def test_a_step_that_takes_long_is_named(limit, quiet, said, monkeypatch, capsys):
+    monkeypatch.setenv(QUIET, quiet)
+    shown, start = "", time.monotonic()
+    with name_where_slow("geometry_score", limit):
+        while "geometry_score" not in shown and time.monotonic() - start < (60 if said else 0.2):
+            time.sleep(0.01)
+            shown += capsys.readouterr().err
+    assert ("geometry_score: still at work after 0.01 s" in shown) == said
