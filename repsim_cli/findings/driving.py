@@ -18,11 +18,15 @@ LETTERS = 40  # of a text
 
 def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     """Says of the two closest layers among those with shares which tokens or texts make most of their similarity, and
-    on which the ten nearest rows agree least; where texts are not kept, how to keep them."""
+    on which the ten nearest rows agree least; where texts are not kept, how to keep them. Layers with the same nearest
+    rows, as those of a copy, come after others."""
     about, arrays = kept
     of = [{about["layers"][a][0], about["layers"][b][0]} == {first, second} for a, b in arrays.get("pairs", ())]
     if not any(of):
         return
+    nearest = arrays["nearest"]
+    differ = [not np.array_equal(nearest[a], nearest[b]) for a, b in arrays["pairs"].tolist()]
+    of = np.logical_and(of, differ) if np.logical_and(of, differ).any() else of
     place = int(np.argmax(np.where(of, arrays["values"], -np.inf)))
     layers, shares = arrays["pairs"][place].tolist(), arrays["shares"][place]
     if not shares.sum() > 0:  # nothing that rows could have a share of
@@ -42,12 +46,12 @@ def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     most = f"{list_models([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
     unit = "texts" if about["tokens"] is None else f"{about['unit']}s"
     said = f"the {unit} behind it, at {where}: {most} of the similarity"
-    alike = count_shared_neighbours(arrays["nearest"][layers[0]], arrays["nearest"][layers[1]])
+    alike = count_shared_neighbours(nearest[layers[0]], nearest[layers[1]])
     enough = [i for i, group in enumerate(groups) if about["tokens"] is None or len(group) >= FEWEST]
     least = sorted(enough, key=lambda i: float(alike[groups[i]].mean()))[:MOST]
-    if least:
+    if least and differ[place]:
         of_each = [f"{names[i]} {alike[groups[i]].mean():.1f}" for i in least]
-        said += f"; fewest shared neighbours of {arrays['nearest'].shape[-1]}: {', '.join(of_each)}"
+        said += f"; fewest shared neighbours of {nearest.shape[-1]}: {', '.join(of_each)}"
     yield said
 
 

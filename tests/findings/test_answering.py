@@ -103,6 +103,12 @@ def test_which_tokens_are_behind_a_similarity():
         "the tokens behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'cat' (7 of 8 rows) make 95 % of the "
         "similarity; fewest shared neighbours of 2: 'cat' 0.0, 'the' 2.0"
     )
+    copied = arrays | {"nearest": np.stack([near[0], near[2], near[2]])}  # block 1 is a copy of the embeddings
+    (said,) = say_driving(Kept(about, copied), "b", "a")
+    assert said.startswith("the tokens behind it, at block 0 and embed: ")
+    assert said.endswith("; fewest shared neighbours of 2: 'cat' 0.0, 'the' 2.0")
+    (said,) = say_driving(Kept(about, arrays | {"nearest": near[[0, 0, 0]]}), "b", "a")
+    assert said.endswith("95 % of the similarity")
     untold = about | {"texts": [], "without": "texts of local files are kept with extract.keep_texts=true"}
     (said,) = say_driving(Kept(untold, arrays), "a", "b")
     assert said == "which tokens are behind it is not kept: texts of local files are kept with extract.keep_texts=true"
