@@ -13,7 +13,7 @@ from repsim_cli.studies.verify.weights import ROUNDINGS
 EXACT = 1e-6  # of the norm: the same but for rounding
 SHOWN = 3  # runs of rows
 FEW = 0.01  # of all values
-WIDEST = 512  # columns of which a rank is found; wider matrices are projected at random
+WIDEST = 256  # rows and columns of which a rank is found
 BLOCK = re.compile(r"\.(\d+)\.")
 Named = tuple[str, str]
 
@@ -181,11 +181,10 @@ def _name_rank(x: Tensor, y: Tensor, unit: float) -> Named | None:
 
 
 def _find_rank(x: Tensor, rounding: float) -> int:
-    """Finds the rank of a matrix, at most WIDEST, beside errors of this size in each value."""
-    x = x if x.shape[0] >= x.shape[1] else x.T
-    if x.shape[1] > WIDEST:
-        drawn = torch.randn(x.shape[1], WIDEST, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
-        x, rounding = x @ drawn, rounding * x.shape[1] ** 0.5
+    """Finds the rank of a matrix, at most WIDEST, beside errors of this size in each value: from some of the rows and
+    columns, which have the rank of all unless that is higher."""
+    rows, columns = (torch.linspace(0, n - 1, min(n, WIDEST)).long() for n in x.shape)
+    x = x[rows][:, columns]
     values = torch.linalg.svdvals(x)
     of_errors = 2 * rounding * (x.shape[0] ** 0.5 + x.shape[1] ** 0.5)
     return int((values > max(EXACT * float(values[0]), of_errors)).sum())

@@ -92,7 +92,7 @@ def test_what_was_done_to_a_matrix_is_named(change, dtype):
         assert wanted[1] in (None, said[1]) or dtype is torch.bfloat16
 
 
-def test_low_ranks_of_wide_matrices_are_found_in_projections():
+def test_low_ranks_of_wide_matrices_are_found_in_a_part():
     """Ranks are found without the singular values of all 1,200 rows."""
     draw = torch.Generator().manual_seed(6)
     before = torch.randn(1200, 1300, generator=draw)
