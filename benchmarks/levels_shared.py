@@ -17,8 +17,9 @@ from scipy.spatial.distance import pdist, squareform
 
 from repsim_cli.findings.boundaries import Parted, find_model_blocks
 from repsim_cli.findings.claims import FAILS, HOLDS
-from repsim_cli.findings.partitions import find_spectral_clusters
-from repsim_cli.findings.sub_networks import Clustered
+from repsim_cli.findings.partitions import divide_in_two, find_spectral_clusters
+from repsim_cli.findings.sub_networks import Clustered, SubNetworks, find_sub_networks
+from repsim_cli.findings.walks import say_beyond_walks
 from repsim_cli.runs.content import END_TO_END, ONE_SUM, Table
 from repsim_cli.studies.layers.columns import DIMENSION, SAME_CLASS
 from repsim_cli.studies.modular_sums.finding_layers import TrainedLayers
@@ -192,6 +193,37 @@ def of_claim(name: str, setting: str, make: Callable[[Rng], tuple]) -> list[Prom
     return [Promise(f"claim {name}: {x} by chance", setting, "level", LEVEL, draws, draw, x) for x in verdicts]
 
 
+def of_groups(layers: int, directions: int) -> list[Promise]:
+    """Promises of the groups of the layers of one model that wander in few directions."""
+
+    def draw_apart(rng: Rng) -> np.ndarray:
+        return squareform(pdist(rng.normal(size=(layers, directions)).cumsum(0)))
+
+    def draw(method: str, rng: Rng) -> str | None:
+        names = [f"resid_post@{i}" for i in range(layers)]
+        options = SubNetworks(method="spectral" if method == "spectral" else "segments")
+        return find_sub_networks(draw_apart(rng), names, False, options, None).walks.get(method)
+
+    def draw_boundary(rng: Rng) -> str:
+        blocks = find_model_blocks(draw_apart(rng), False)
+        assert blocks is not None
+        return say_beyond_walks(blocks.apart, divide_in_two(blocks.apart), divide_in_two) if blocks.clear else "no"
+
+    setting = f"{layers} layers that wander in {directions} directions"
+    draws = {f"sub-networks, {method}": partial(draw, method) for method in ("spectral", "segments")}
+    draws["boundary"] = draw_boundary
+    return [
+        Promise(f"{of}: clearer than walks by chance", setting, "level", LEVEL, 5 * SLOW_DRAWS, each, "yes")
+        for of, each in draws.items()
+    ]
+
+
 PROMISES: list[Promise] = [
-    promise for name, of in SHARED.items() for setting, make in of.items() for promise in of_claim(name, setting, make)
+    *(promise for layers in (8, 24) for directions in (1, 2, 3) for promise in of_groups(layers, directions)),
+    *(
+        promise
+        for name, of in SHARED.items()
+        for setting, make in of.items()
+        for promise in of_claim(name, setting, make)
+    ),
 ]

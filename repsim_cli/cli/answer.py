@@ -186,7 +186,7 @@ def name_layer_span(names: Sequence[str]) -> str:
 
 def _say_untold(group: Sequence[ClosestLayer], least: float) -> str:
     """Says of how many layers the closest one is not told apart from the next."""
-    count = sum(each.margin is not None and each.margin <= least for each in group)
+    count = len(answering.list_untold_layers(group, least))
     if not count:
         return ""
     return f",{'' if count == len(group) else f' {count} of them'} not told apart from the next"

@@ -1,7 +1,7 @@
 """Which layer answers to which: of each layer of a model the closest layer of another, and what two models come to."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,32 +94,46 @@ def find_closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list
 
 
 def say_closest(
-    models: tuple[str, str], rows: Sequence[str], columns: Sequence[str], closest: Sequence[int | None]
+    models: tuple[str, str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    closest: Sequence[int | None],
+    untold: Collection[str] = (),
 ) -> str:
     """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
+
+    untold: layers of the first whose closest one is not told apart from the next; they are counted, and not named.
 
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
     >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, None, 2])
     'each layer of a is closest to the same layer of b (no value for y)'
+    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, 1, 0], {"y"})
+    "a's layers x and z are closest to b's x and x; 1 of 3 not told apart from the next"
+    >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 0], {"x", "y"})
+    'no layer of a has a closest layer of b that is told apart from the next'
     """
     shown, said = name_by_block([*rows, *columns])
     blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
     known = [i for i in blocks if closest[i] is not None]
     if not known:
         return f"{models[0]} and {models[1]}: no layers that can be compared"
+    told = [i for i in known if rows[i] not in untold]
+    if not told:
+        return f"no layer of {models[0]} has a closest layer of {models[1]} that is told apart from the next"
+    doubt = f"; {len(known) - len(told)} of {len(known)} not told apart from the next" if len(told) < len(known) else ""
     if len(known) > 1 and all(rows[i] == columns[closest[i] or 0] for i in known):
         lacking = [rows[i] for i in blocks if closest[i] is None]
         named = ", ".join(lacking) if len(lacking) <= NAMED else f"{len(lacking)} layers"
         without = f" (no value for {named})" if lacking else ""
-        return f"each layer of {models[0]} is closest to the same layer of {models[1]}{without}"
-    count = min(NAMED, len(known))
-    places = [known[round(i * (len(known) - 1) / max(count - 1, 1))] for i in range(count)]
+        return f"each layer of {models[0]} is closest to the same layer of {models[1]}{without}{doubt}"
+    count = min(NAMED, len(told))
+    places = [told[round(i * (len(told) - 1) / max(count - 1, 1))] for i in range(count)]
     names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]
     one, many = ("block", "blocks") if said.endswith("by block") else ("layer", "layers")
     first, second = (" and ".join(filter(None, [", ".join(side[:-1]), side[-1]])) for side in names)
     kind, verb = (one, "is") if count == 1 else (many, "are")
-    return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}"
+    return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}{doubt}"
 
 
 def find_closest_layers(sides: Sides) -> list[ClosestLayer]:
@@ -138,6 +152,11 @@ def find_closest_layers(sides: Sides) -> list[ClosestLayer]:
         chance = None if sides.chance is None or np.isnan(sides.chance[i, j]) else float(sides.chance[i, j])
         found.append(ClosestLayer(sides.rows[i], sides.columns[j], float(sides.values[i, j]), chance, margin))
     return found
+
+
+def list_untold_layers(found: Sequence[ClosestLayer], least: float) -> set[str]:
+    """Lists the layers whose closest one is not told apart from the next. least: the least lead that tells it apart."""
+    return {each.layer for each in found if each.margin is not None and each.margin <= least}
 
 
 def tabulate_closest_layers(measures: Sequence[Measured], read: Read) -> list[list[Any]]:

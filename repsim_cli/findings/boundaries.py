@@ -45,21 +45,22 @@ from repsim_cli.findings.partitions import (
     Square,
     compare_partitions,
     compute_margin,
-    compute_p_among_walks,
     convert_to_distances,
+    divide_in_two,
     find_contiguous_segments,
     find_cut,
     have_groups,
     measure_clearness,
 )
-from repsim_cli.runs.content import Table
+from repsim_cli.findings.walks import compute_p_among_walks, say_beyond_walks
+from repsim_cli.runs.content import BEYOND_WALKS, Table
 
 OUTPUT = "resid_post"  # what a block is compared by
 TABLE, AGREEMENT, STABILITY = "boundaries", "agreement on boundaries", "stability over seeds"
 COLUMNS = {
     TABLE: [
         "measure", "model", "boundary after", "relative depth", "largest step after", "segments", "clearness",
-        "clearer than without groups", "mean distance", "sparsity",
+        "clearer than without groups", BEYOND_WALKS, "mean distance", "sparsity",
     ],
     AGREEMENT: ["model", "boundary of most", "measures", "there", "at most one block away", "mean adjusted Rand"],
     STABILITY: ["measure", "entry", "seeds", "adjusted Rand of boundaries", "adjusted Rand of segments"],
@@ -84,7 +85,7 @@ class Boundaries:
 
 
 def _count_block_outputs(names: Sequence[str]) -> int:
-    return sum(read_hook_point(name) == OUTPUT for name in names)
+    return [*map(read_hook_point, names)].count(OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,8 @@ def find_model_blocks(values: Square, larger_is_closer: bool) -> ModelBlocks | N
 
     values: between the outputs of blocks, in the order of the network. None where all are the same.
     """
-    suggested, apart = (
-        find_contiguous_segments(values, larger_is_closer, count=None),
-        convert_to_distances(values, larger_is_closer),
-    )
+    suggested = find_contiguous_segments(values, larger_is_closer, count=None)
+    apart = convert_to_distances(values, larger_is_closer)
     if not suggested.scores:
         return None
     return ModelBlocks(
@@ -281,13 +280,13 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
             names, values = select_block_outputs(layers, layers.places[label])
             steps = average_adjacent_layers(values)
             largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
-            numbers = [blocks.groups, blocks.clearness, "yes" if blocks.clear else "no", blocks.mean]
-            at = [names[blocks.cut - 1], blocks.cut / len(names), names[largest]]
-            rows.append([measure, label, *at, *numbers, parted.sparsity.get(label)])
+            apart, two = blocks.apart, divide_in_two
+            clear = ["yes", say_beyond_walks(apart, two(apart), two)] if blocks.clear else ["no", None]
+            numbers = [blocks.groups, blocks.clearness, *clear, blocks.mean, parted.sparsity.get(label)]
+            rows.append([measure, label, names[blocks.cut - 1], blocks.cut / len(names), names[largest], *numbers])
     on_measures = []
     for label in dict.fromkeys(label for parted in every.values() for label in parted.models):
-        blocks = [parted.models[label] for parted in every.values() if label in parted.models]
-        blocks = [each for each in blocks if each.clear]
+        blocks = [of for parted in every.values() if (of := parted.models.get(label)) is not None and of.clear]
         cuts = [each.cut for each in blocks]
         if not cuts:
             on_measures.append([label, None, 0, 0, 0, None])
@@ -309,10 +308,9 @@ def _list_seed_agreements(measure: str, parted: Parted) -> Iterator[list[Any]]:
         pairs = list(combinations(of_entry, 2))
         if pairs:
             clear = [(a, b) for a, b in pairs if a.clear and b.clear]
-            parted_pairs = [(a.labels, b.labels) for a, b in pairs if have_groups(a.labels, b.labels)]
-            of_segments = [compare_partitions(*labels) for labels in parted_pairs]
-            of_boundaries = compute_agreement(clear) if clear else None
-            yield [measure, entry, len(of_entry), of_boundaries, float(np.mean(of_segments)) if of_segments else None]
+            of_segments = [compare_partitions(a.labels, b.labels) for a, b in pairs if have_groups(a.labels, b.labels)]
+            means = [compute_agreement(clear) if clear else None, float(np.mean(of_segments)) if of_segments else None]
+            yield [measure, entry, len(of_entry), *means]
 
 
 def select_block_outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
@@ -336,7 +334,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw_block_steps(run: Finished) -> Any:
     """A panel per model: a row per measure, a column per step from one block to the next, as a share of the largest
-    step; a line where the boundary is, dotted where it is no clearer than in surrogates without groups."""
+    step; a line where the boundary is, dotted where it is no clearer than in surrogates or walks."""
     records = [dict(zip(COLUMNS[TABLE], row, strict=True)) for row in run.results.tables[TABLE].rows]
     models = list(dict.fromkeys(record["model"] for record in records))[:MOST]
     measures = list(dict.fromkeys(record["measure"] for record in records))
@@ -357,7 +355,7 @@ def _draw_block_steps(run: Finished) -> Any:
             steps = convert_to_distances(values, layers.measure.larger_is_closer).diagonal(1)
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
-            style = SOLID if record["clearer than without groups"] == "yes" else DOTTED
+            style = SOLID if record[BEYOND_WALKS] == "yes" else DOTTED
             panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **style)
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
@@ -367,7 +365,7 @@ def _draw_block_steps(run: Finished) -> Any:
         panel.tick_params(labelsize=6.5, length=2, labelbottom=lowest)
     figure.supxlabel("from this block to the next", fontsize=8, y=-0.22 / figure.get_figheight(), va="top")
     add_colour_bar(figure, image, "step, of the largest")
-    names = {"boundary": SOLID, "no clearer than in surrogates": DOTTED}
+    names = {"boundary": SOLID, "no clearer than in surrogates or walks": DOTTED}
     handles = [axes[-1].plot([], [], color=COLOURS[1], label=name, **style)[0] for name, style in names.items()]
     below = -0.42 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, below), ncols=2, fontsize=7, frameon=False)

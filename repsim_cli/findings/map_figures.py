@@ -24,12 +24,18 @@ from repsim_cli.figures.heatmap import (
 from repsim_cli.figures.panels import draw_path, list_models
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import find_both_directions, find_closest_columns, say_closest
+from repsim_cli.findings.answering import (
+    find_both_directions,
+    find_closest_columns,
+    find_closest_layers,
+    list_untold_layers,
+    say_closest,
+)
 from repsim_cli.findings.chance import find_chance_mark
 from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.findings.multiples import MOST_PAIRS
-from repsim_cli.findings.sentences import judge_chance
+from repsim_cli.findings.sentences import find_least_lead, judge_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
 
@@ -232,10 +238,12 @@ def _say_seen(
     closest: Sequence[int | None],
 ) -> str:
     """Says which layers of two models answer to each other, or that chance would give as much."""
-    found = find_both_directions(measured, run.array, *models)
+    found, untold = find_both_directions(measured, run.array, *models), set()
     if found and (by_chance := judge_chance(measured, found[0])):
         return f"{models[0]} and {models[1]} {by_chance}"
-    return say_closest(models, rows, columns, closest)
+    if found:
+        untold = list_untold_layers(find_closest_layers(found[0]), find_least_lead(measured, found[0]))
+    return say_closest(models, rows, columns, closest, untold)
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}

@@ -6,10 +6,9 @@ something. So the best silhouette must exceed those of surrogates, which have th
 but no groups. `benchmarks/clusterings.py` compares methods and rules on planted groups.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +19,6 @@ from scipy.sparse.csgraph import laplacian
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.distances import compute_adjusted_rand
-from repsim_cli.findings.evidence import Evidence
 
 Square = Float[np.ndarray, "n n"]
 Labels = Int[np.ndarray, " n"]
@@ -30,7 +28,6 @@ FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
 FLOOR = 0.25  # of the median: shorter distances count as this one in affinities and in residuals
 SURROGATES, MARGIN = 20, 0.05  # matrices without groups; by how much the best silhouette must exceed all of theirs
-WALKS = 19  # of layers that wander, with which claims over seeds compare: as few as have a p of 0.05
 NARROWEST, WIDE = 0.05, 0.5  # ranges of distances, of their median, between which the margin grows with the range
 
 
@@ -94,25 +91,32 @@ def renumber(labels: np.ndarray) -> Labels:
 def find_spectral_clusters(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Spectral clusters on the normalised Laplacian of the affinities; their number by `choose_partition`, or count."""
 
+    return choose_partition(values, larger_is_closer, find_spectral_ways(larger_is_closer), count)
+
+
+def find_spectral_ways(larger_is_closer: bool) -> Ways:
     def ways(values: Square) -> Callable[[int], Labels]:
         vectors = decompose_walk(convert_to_affinities(values, larger_is_closer))
         return lambda k: cluster_eigenvectors(vectors[:, :k])
 
-    return choose_partition(values, larger_is_closer, ways, count)
+    return ways
 
 
 def find_contiguous_segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
     squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming. Their number by
     `choose_partition`, or count."""
+    return choose_partition(values, larger_is_closer, find_segment_ways(larger_is_closer, count or 1), count)
+
+
+def find_segment_ways(larger_is_closer: bool, most: int = 1) -> Ways:
+    """most: groups that are asked for, where these are more than are looked for."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        _, starts = divide(
-            convert_to_distances(values, larger_is_closer), max(*_list_group_counts(len(values)), count or 1)
-        )
+        _, starts = divide(convert_to_distances(values, larger_is_closer), max(*list_group_counts(len(values)), most))
         return lambda k: np.isin(np.arange(len(values)), starts[k - 1][1:]).cumsum()
 
-    return choose_partition(values, larger_is_closer, ways, count)
+    return ways
 
 
 def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
@@ -124,14 +128,17 @@ def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: 
     groups = ways(values)
     scores = _compute_silhouettes(apart, groups)
     none = [
-        _compute_silhouettes(other, ways(other.max() - other if larger_is_closer else other))
-        for other in draw_surrogates(apart)
+        _compute_silhouettes(other, ways(turn_to_values(other, larger_is_closer))) for other in draw_surrogates(apart)
     ]
     reference = {k: max(other[k] for other in none) for k in scores}
     best = max(scores, key=lambda k: scores[k])
     if scores[best] - max(reference.values()) < compute_margin(apart):
         best = 1
     return Partition(groups(count or best), scores, reference)
+
+
+def turn_to_values(apart: Square, larger_is_closer: bool) -> Square:
+    return apart.max() - apart if larger_is_closer else apart
 
 
 def compute_margin(apart: Square) -> float:
@@ -162,65 +169,18 @@ def draw_surrogates(apart: Square) -> Iterator[Square]:
 
 def measure_clearness(apart: Square) -> float:
     """Measures by how much the silhouette of two contiguous groups exceeds the largest of surrogates without groups."""
-    own, *others = (
-        silhouette(x, (np.arange(len(x)) >= find_cut(x)).astype(int)) for x in (apart, *draw_surrogates(apart))
-    )
+    own, *others = (silhouette(x, divide_in_two(x)) for x in (apart, *draw_surrogates(apart)))
     return own - max(others)
+
+
+def divide_in_two(apart: Square) -> Labels:
+    """Divides layers into the two contiguous groups of least cost."""
+    return (np.arange(len(apart)) >= find_cut(apart)).astype(int)
 
 
 def find_cut(apart: Square) -> int:
     """Finds how many layers are in the first of two contiguous groups of least cost."""
     return divide(apart, 2)[1][1][1]
-
-
-def compute_p_among_walks(matrices: Sequence[Square], statistic: Callable[[Square], float]) -> float:
-    """Computes the share of walks, in place of each of the matrices, with as large a statistic in the mean over them.
-
-    matrices: of layers in the order of the network, each the mean of seeds, which may share layers that wander.
-    """
-    value = np.mean([statistic(apart) for apart in matrices])
-    walks = zip(*(draw_walks(apart, WALKS) for apart in matrices), strict=True)
-    as_large = sum(np.mean([statistic(apart) for apart in walk]) >= value for walk in walks)
-    return (1 + int(as_large)) / (1 + WALKS)
-
-
-def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Callable[[int], bool]) -> Evidence:
-    """Weakens evidence of how many spectral clusters seeds have: what they share has as many, more clearly than walks.
-
-    wanted: whether so many clusters are meant."""
-
-    def measure_wanted_clearness(apart: Square) -> float:
-        found = find_spectral_clusters(apart, False, count=None)
-        clear = found.scores and wanted(found.count)
-        return max(found.scores.values()) - max(found.reference.values()) if clear else -math.inf
-
-    matrices = average_by_size([convert_to_distances(values, False) for values in seeds])
-    shared = compute_p_among_walks(matrices, measure_wanted_clearness)
-    how = f"{evidence.how}, and walks in place of the layers that they share"
-    return replace(evidence, above=max(evidence.above, shared), how=how)
-
-
-def average_by_size(matrices: Sequence[Square]) -> list[Square]:
-    """Averages the matrices of as many layers."""
-    by_size: dict[int, list[Square]] = {}
-    for apart in matrices:
-        by_size.setdefault(len(apart), []).append(apart)
-    return [np.mean(alike, axis=0) for alike in by_size.values()]
-
-
-def draw_walks(apart: Square, count: int) -> Iterator[Square]:
-    """Draws distances between as many layers that wander: their steps are normal, with the covariance of the steps from
-    layer to layer but that between the two groups of least cost, as classical scaling of the distances places layers.
-    Layers that wander in few directions come in groups, too."""
-    size = len(apart)
-    centre = np.eye(size) - 1 / size
-    values, vectors = scipy.linalg.eigh(-centre @ np.square(apart) @ centre / 2)
-    places = vectors * np.sqrt(np.maximum(values, 0))
-    steps = np.delete(np.diff(places, axis=0), find_cut(apart) - 1, 0) / math.sqrt(size - 2)
-    draw = np.random.default_rng(0)
-    for _ in range(count):
-        walk = np.pad(draw.normal(size=(size - 1, size - 2)) @ steps, ((1, 0), (0, 0))).cumsum(0)
-        yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
 
 
 def decompose_walk(near: Square) -> Square:
@@ -257,7 +217,7 @@ def silhouette(apart: Square, labels: Labels) -> float:
 
 
 def _compute_silhouettes(apart: Square, groups: Callable[[int], Labels]) -> dict[int, float]:
-    return {k: silhouette(apart, groups(k)) for k in _list_group_counts(len(apart))}
+    return {k: silhouette(apart, groups(k)) for k in list_group_counts(len(apart))}
 
 
 def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
@@ -294,7 +254,7 @@ def replace_by_lag_means(square: Square) -> Square:
     return scipy.linalg.toeplitz(means)
 
 
-def _list_group_counts(layers: int) -> range:
+def list_group_counts(layers: int) -> range:
     return range(2, min(MOST, layers // 2) + 1)
 
 

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +12,6 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Several
-from repsim_cli.figures.colours import choose_card_colours, write_bar_label
-from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.heatmap import TIGHT, add_model_names, merge_head_names, name_by_block
-from repsim_cli.figures.layout import find_available_width
-from repsim_cli.figures.lines import mark_gaps
-from repsim_cli.figures.panels import add_colour_bar, set_headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import compute_adjusted_rand
@@ -33,17 +26,21 @@ from repsim_cli.findings.partitions import (
     compare_partitions,
     convert_to_distances,
     find_contiguous_segments,
+    find_segment_ways,
     find_spectral_clusters,
+    find_spectral_ways,
     have_groups,
     list_layer_ranges,
     parse_ranges,
-    require_beyond_walks,
 )
-from repsim_cli.runs.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
+from repsim_cli.findings.sub_network_figures import NEXT, draw_sub_networks
+from repsim_cli.findings.walks import make_group_finder, require_beyond_walks, say_beyond_walks
+from repsim_cli.runs.content import BEYOND_WALKS, BY_BLOCK, Axis, Curve, Numbers, Table
 
-LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
-COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "silhouette", "without groups"]
+LABELS = "sub-networks"  # what a curve is of
+COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "silhouette", "without groups", BEYOND_WALKS]
 AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
+WAYS = {"spectral": find_spectral_ways, "segments": find_segment_ways}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +83,8 @@ class OfModel:
     following: (n - 1,) the measure's value of each layer and the next one, both directions averaged.
     groups: by method.
     as_given: by method, the group of every layer in as many groups as were given.
+    walks: by method with several groups that the data chose, "yes" or "no": whether they are clearer
+        than those of layers that wander.
     agreement: adjusted Rand indices of the two methods, with the transformer blocks where every layer is of one of
         several that have more layers, and with the given groups, also of as many groups as these are; none where both
         are one group, which agree whatever the layers are like.
@@ -96,6 +95,7 @@ class OfModel:
     following: list[float]
     groups: Mapping[str, Partition]
     as_given: Mapping[str, Labels] = field(default_factory=dict)
+    walks: Mapping[str, str] = field(default_factory=dict)
     agreement: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -115,6 +115,14 @@ def find_sub_networks(
     if options.method != "spectral":
         makers["segments"] = lambda count: find_contiguous_segments(values, larger_is_closer, count=count)
     groups = {method: make(options.clusters) for method, make in makers.items()}
+    apart = convert_to_distances(values, larger_is_closer)
+    walks = {
+        method: say_beyond_walks(
+            apart, found.labels, make_group_finder(WAYS[method](larger_is_closer), larger_is_closer)
+        )
+        for method, found in groups.items()
+        if options.clusters is None and found.count > 1
+    }
     sides: dict[str, tuple[Sequence[Any] | np.ndarray, ...]] = {}
     if len(groups) == 2:
         sides[" and ".join(groups)] = tuple(x.labels for x in groups.values())
@@ -128,10 +136,11 @@ def find_sub_networks(
         sides |= {f"{method}, as many, and given": (labels, given) for method, labels in as_given.items()}
     return OfModel(
         layers=names,
-        apart=convert_to_distances(values, larger_is_closer),
+        apart=apart,
         following=((values + values.T) / 2).diagonal(1).tolist(),
         groups=groups,
         as_given=as_given,
+        walks=walks,
         agreement={name: compare_partitions(*pair) for name, pair in sides.items() if have_groups(*pair)},
     )
 
@@ -146,7 +155,7 @@ def tables(every: ByModel) -> dict[str, Table]:
             for method, groups in layers.groups.items():
                 count, named = groups.count, ", ".join(list_layer_ranges(groups.labels.tolist()))
                 score = [groups.scores.get(count), groups.reference.get(count)]
-                rows.append([measure, model, method, count, named, *score])
+                rows.append([measure, model, method, count, named, *score, layers.walks.get(method)])
             agreed += [[measure, model, pair, value] for pair, value in layers.agreement.items()]
     found = {"sub-networks": Table(columns=COLUMNS, rows=rows)}
     return found | ({"agreement of sub-networks": Table(columns=AGREEMENT, rows=agreed)} if agreed else {})
@@ -157,7 +166,14 @@ def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
     silhouettes by the number of groups, also of surrogates without groups. labels: of axes, by measure."""
     return {
         f"{of}, {measure}, {model}": replace(
-            curve, about={"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
+            curve,
+            about={
+                "quantity": f"{of}, {measure}",
+                "of": of,
+                "measure": measure,
+                "model": model,
+                "as walks": [method for method, beyond in layers.walks.items() if beyond == "no"],
+            },
         )
         for measure, models in every.items()
         for model, layers in models.items()
@@ -248,12 +264,6 @@ def layer_wise_groups_are_the_published(models: Clustered) -> Weighed | Untestab
 
 # ---- figures ----
 
-INCHES_PER_CELL, SMALLEST, LARGEST = 0.16, 3.4, 8.4  # of the matrix
-STRIP, BAND, GAP = 1.0, 0.14, 0.08  # height of the values to the next layer, width of a band of groups, inches
-BAR, BAR_GAP = 0.15, 0.2
-# beyond the colours of groups of models, for up to ten groups of layers
-SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
-
 
 def are_drawn(run: Finished, whole: bool) -> bool:
     """Tells whether the layers of each model have a figure: on demand, or where there are few models."""
@@ -273,101 +283,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))
             if labels is not None and following is not None:
                 name = slug(measure.label, matrix.rows.model, "layers")
-                yield name, partial(_draw_sub_networks, run, measure, matrix, labels, following)
-
-
-def _draw_sub_networks(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, following: Curve) -> Any:
-    """The matrix in the order of the network, the value of each layer and the next, and the sub-networks."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    card, names, order = measure.card, labels.at, order_layers(matrix.rows.layers)
-    groups = {method: mark_gaps(line).astype(int) for method, line in labels.lines.items() if "given" not in method}
-    bounds = {method: (np.flatnonzero(np.diff(line)) + 1).tolist() for method, line in groups.items()}
-    values = run.array(matrix.values)[np.ix_(order, order)]
-    side = float(np.clip(INCHES_PER_CELL * len(names), SMALLEST, LARGEST))
-    bands = len(groups) * (BAND + GAP)
-    if (limit := find_available_width()) is not None:
-        side = min(side, limit - bands)
-    width, height = side + bands, side + GAP + STRIP
-    figure = Figure(figsize=(width, height))
-
-    def place(left: float, bottom: float, wide: float, high: float) -> Any:
-        return figure.add_axes((left / width, bottom / height, wide / width, high / height))
-
-    axes = place(0.0, STRIP + GAP, side, side)
-    low, high = run.limits(measure)
-    image = axes.imshow(values, cmap=choose_card_colours(card, "values"), vmin=low, vmax=high, aspect="auto")
-    strip = place(0.0, 0.0, side, STRIP)
-    steps, best = mark_gaps(following.lines[NEXT]), card["bounds"][1] if card["larger_is_closer"] else None
-    strip.bar(np.arange(len(names) - 1) + 0.5, steps if best is None else best - steps, width=0.8, color="0.35")
-    strip.set_xlim(axes.get_xlim())
-    strip.set_ylabel("to the next" if best is None else f"{best:g} - to the next", fontsize=7)
-    strip.tick_params(axis="y", labelsize=6, length=2)
-    strip.spines[["top", "right"]].set_visible(False)
-    _set_layer_ticks(axes.yaxis, axes, names, side)
-    _set_layer_ticks(strip.xaxis, strip, names, side)
-    axes.set_xticks([])
-    for at, (method, line) in enumerate(groups.items()):
-        band = place(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
-        band.imshow(np.array([_shade(int(label)) for label in line])[:, None], aspect="auto")
-        band.set_xticks([0], [method], fontsize=7, rotation=90)
-        band.xaxis.tick_top()
-        band.set_yticks([])
-        band.tick_params(length=0)
-        band.spines[:].set_visible(False)
-    for start in bounds.get("segments", next(iter(bounds.values()))):
-        strip.axvline(start - 0.5, color="black", linewidth=1.0)
-    if "segments" in groups:
-        for first, end in pairwise([0, *bounds["segments"], len(names)]):
-            corner, size = (first - 0.5, first - 0.5), end - first
-            axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
-    add_colour_bar(figure, image, write_bar_label(card))
-    said = [_count(method, int(line.max()) + 1) for method, line in groups.items()]
-    of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
-    set_headline(figure, f"{matrix.rows.model}: where its layers part", of)
-    return figure
-
-
-def _set_layer_ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
-    """Short names, heads together, with the blocks beyond them and lines between the blocks."""
-    shown, said = name_by_block(names)
-    if said:
-        step = max(1, int(np.ceil(TIGHT * len(names) / inches)))
-        axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=6.5, parse_math=False)
-        axis.set_tick_params(length=2)
-        if axis.axis_name == "x":
-            axes.set_xlabel(said, fontsize=7, parse_math=False)
-        return
-    blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=read_block_number)]
-    ends = np.cumsum([0, *(size for _, size in blocks)])
-    several = len(blocks) > 1 and all(block is not None for block, _ in blocks)
-    ticks = [(at, name.partition("@")[0] if several else name) for at, name in merge_head_names(names)]
-    step = max(1, int(np.ceil(TIGHT * len(ticks) / inches)))
-    at, shown = zip(*ticks[::step], strict=True)
-    axis.set_ticks(at, shown, fontsize=6.5, parse_math=False)
-    axis.set_tick_params(length=2)
-    upright = axis.axis_name == "x"
-    if upright:
-        axis.set_tick_params(rotation=90)
-    draw = axes.axvline if upright else axes.axhline
-    for end in ends[1:-1]:
-        draw(end - 0.5, color="0.6" if upright else "white", linewidth=0.8, zorder=0 if upright else 2)
-        if not upright:
-            axes.axvline(end - 0.5, color="white", linewidth=0.8)
-    if several:
-        add_model_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends)
-
-
-def _shade(label: int) -> tuple[float, float, float]:
-    from matplotlib.colors import to_rgb
-
-    return to_rgb(SHADES[label % len(SHADES)])
-
-
-def _count(method: str, count: int) -> str:
-    what = {"spectral": "cluster", "segments": "segment"}[method]
-    return f"no {what}s" if count == 1 else f"{count} {what}s"
+                yield name, partial(draw_sub_networks, run, measure, matrix, labels, following)
 
 
 @analysis(studies=("similarity",), figures=figures, within=True)

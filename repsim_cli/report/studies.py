@@ -8,7 +8,7 @@ from typing import Any
 
 from repsim_cli.base.plain import escape, say_count
 from repsim_cli.report.stitches import say_stitches
-from repsim_cli.runs.content import IDENTICAL, Curve, Results, Table
+from repsim_cli.runs.content import BEYOND_WALKS, IDENTICAL, Curve, Results, Table
 
 Said = tuple[str, str]  # whom or what a sentence is about, and the sentence
 MOST = 6  # sentences, and tokens that one names
@@ -170,7 +170,8 @@ def _say_sub_networks(whole: Results) -> Iterator[Said]:
             parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
             clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
             found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
-            yield model, f"{found} ({clear})" if clear else found
+            doubt = ", no clearer than those of layers that wander at random" if row.get(BEYOND_WALKS) == "no" else ""
+            yield model, f"{found}{doubt} ({clear})" if clear else found + doubt
 
 
 def _verify(whole: Results) -> Iterator[Said]:

@@ -27,6 +27,7 @@ WHERE, SAME = "where it changed", "the same layer of two models"
 ON = " on "  # in a label, between a model and the column of texts that it read
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
+BEYOND_WALKS = "clearer than walks"  # a column: yes, no, or nothing where no groups were found by themselves
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
 DIFFER, REACHED = "how outputs differ", "what training reached"
 ACCURACY = "accuracy"  # of outputs: the table of each model's, with its error

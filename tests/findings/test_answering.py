@@ -78,6 +78,20 @@ def test_trends_of_distances_and_of_alike_layers():
         assert answering.describe_depth_trend(values.tolist(), True) == ""
 
 
+def test_best_matches_of_noise_are_not_named():
+    """Layers whose values differ by their noise alone."""
+    rng, names = np.random.default_rng(0), list("abcdefgh")
+    named = 0
+    for _ in range(100):
+        values = 0.5 + 0.02 * rng.normal(size=(8, 8))
+        of = Sides("a", "b", names, names, values, None, True)
+        found = answering.find_closest_layers(of)
+        untold = answering.list_untold_layers(found, answering.find_scatter(8, 0.02))
+        closest = answering.find_closest_columns(values, True)
+        named += "no layer of a has" not in answering.say_closest(("a", "b"), names, names, closest, untold)
+    assert named <= 5
+
+
 def test_extremes_name_a_layer_once():
     near, far = answering.pick_extreme_pairs(sides([[0.9, 0.8], [0.7, 0.1], [np.nan, 0.2]]), 2)
     assert near == [("x", "p", 0.9), ("y", "p", 0.7)]

@@ -266,6 +266,31 @@ def test_given_groups_hold_every_layer_once():
             parse_ranges(groups, 5)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_layers_that_wander_in_few_directions_are_no_clearer_than_walks(directions):
+    """They fall into groups far more often than in one draw of 20, but not more clearly than other walks do."""
+    rng, groups, beyond = np.random.default_rng(directions), 0, 0
+    for _ in range(20):
+        x = rng.normal(size=(20, directions)).cumsum(0)
+        apart = np.linalg.norm(x[:, None] - x, axis=2)
+        found = find_sub_networks(apart, [f"h{i}" for i in range(20)], False, SubNetworks(method="segments"), None)
+        groups += found.groups["segments"].count > 1
+        beyond += found.walks.get("segments") == "yes"
+    assert groups >= 5
+    assert beyond <= 3
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_planted_groups_are_clearer_than_walks(larger):
+    x = 6 * np.eye(3)[np.arange(24) // 8] + np.random.default_rng(0).normal(size=(24, 3))
+    apart = np.linalg.norm(x[:, None] - x, axis=2)
+    values = apart.max() - apart if larger else apart
+    found = find_sub_networks(values, [f"h{i}" for i in range(24)], larger, SubNetworks(), None)
+    assert found.walks == {"spectral": "yes", "segments": "yes"}
+    chosen = find_sub_networks(values, [f"h{i}" for i in range(24)], larger, SubNetworks(clusters=3), None)
+    assert chosen.walks == {}  # nothing was found
+
+
 def test_what_is_recorded_is_in_the_order_of_the_network():
     labels, values = planted((6, 6), 0)
     names = [f"{kind}@{block}" for kind in "abcdef" for block in range(2)]

@@ -36,8 +36,8 @@ from repsim_cli.findings.partitions import (
     Square,
     find_contiguous_segments,
     find_spectral_clusters,
-    require_beyond_walks,
 )
+from repsim_cli.findings.walks import require_beyond_walks
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix
 
 MEASURE = "gromov_wasserstein"  # the only measure under which the publication divides the network

@@ -1,0 +1,120 @@
+"""Groups of layers against those of layers that wander at random, which come in groups, too, the more the fewer
+directions they wander in."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import scipy
+from jaxtyping import Float
+
+from repsim_cli.findings.evidence import Evidence
+from repsim_cli.findings.partitions import (
+    Labels,
+    Square,
+    Ways,
+    convert_to_distances,
+    divide_in_two,
+    find_spectral_clusters,
+    list_group_counts,
+    silhouette,
+    turn_to_values,
+)
+
+WALKS = 19  # of layers that wander, with which claims over seeds compare: as few as have a p of 0.05
+WALKS_OF_TWO = 39  # as few as have a p of 0.05 where the smaller one of two counts
+
+
+def compute_p_among_walks(matrices: Sequence[Square], statistic: Callable[[Square], float]) -> float:
+    """Computes the share of walks, in place of each of the matrices, with as large a statistic in the mean over them.
+
+    matrices: of layers in the order of the network, each the mean of seeds, which may share layers that wander.
+    """
+    value = np.mean([statistic(apart) for apart in matrices])
+    walks = zip(*(draw_walks(apart, divide_in_two(apart), WALKS) for apart in matrices), strict=True)
+    as_large = sum(np.mean([statistic(apart) for apart in walk]) >= value for walk in walks)
+    return (1 + int(as_large)) / (1 + WALKS)
+
+
+def say_beyond_walks(apart: Square, labels: Labels, find_groups: Callable[[Square], Labels]) -> Literal["yes", "no"]:
+    """Says whether groups are clearer than those of layers that wander at random in as few directions, which fall into
+    groups, too: in their silhouette, or in that times how little layers wander within a group, they exceed all walks.
+
+    labels: of the groups. find_groups: finds them in other distances.
+    """
+
+    def measure(apart: Square, labels: Labels) -> Float[np.ndarray, "2"]:
+        return silhouette(apart, labels) * np.array([1.0, _compare_steps_within(apart, labels)])
+
+    own, beyond = measure(apart, labels), np.ones(2, bool)
+    for walk in draw_walks(apart, labels, WALKS_OF_TWO):
+        beyond &= own > measure(walk, find_groups(walk))
+        if not beyond.any():
+            return "no"
+    return "yes"
+
+
+def make_group_finder(ways: Ways, larger_is_closer: bool) -> Callable[[Square], Labels]:
+    """Makes the function that finds the groups of the largest silhouette in distances."""
+
+    def find_clearest_groups(apart: Square) -> Labels:
+        groups = ways(turn_to_values(apart, larger_is_closer))
+        return max(map(groups, list_group_counts(len(apart))), key=lambda labels: silhouette(apart, labels))
+
+    return find_clearest_groups
+
+
+def _compare_steps_within(apart: Square, labels: Labels) -> float:
+    """Divides the mean squared distance from each layer to the next one of its group by that of all pairs of one group:
+    1 where layers scatter (von Neumann 1941), less where they wander.
+
+    >>> at = np.array([0.0, 1, 0, 1, 5, 6, 7, 8])
+    >>> round(_compare_steps_within(np.abs(at[:, None] - at), np.arange(8) // 4), 2)
+    0.5
+    """
+    squares, members = np.square(apart), [np.flatnonzero(labels == group) for group in range(labels.max() + 1)]
+    steps = np.concatenate([squares[at[:-1], at[1:]] for at in members])
+    within = squares[np.triu(labels[:, None] == labels, 1)]
+    return float(steps.mean() / within.mean()) if within.any() else 1.0
+
+
+def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Callable[[int], bool]) -> Evidence:
+    """Weakens evidence of how many spectral clusters seeds have: what they share has as many, more clearly than walks.
+
+    wanted: whether so many clusters are meant."""
+
+    def measure_wanted_clearness(apart: Square) -> float:
+        found = find_spectral_clusters(apart, False, count=None)
+        clear = found.scores and wanted(found.count)
+        return max(found.scores.values()) - max(found.reference.values()) if clear else -math.inf
+
+    matrices = average_by_size([convert_to_distances(values, False) for values in seeds])
+    shared = compute_p_among_walks(matrices, measure_wanted_clearness)
+    how = f"{evidence.how}, and walks in place of the layers that they share"
+    return replace(evidence, above=max(evidence.above, shared), how=how)
+
+
+def average_by_size(matrices: Sequence[Square]) -> list[Square]:
+    """Averages the matrices of as many layers."""
+    by_size: dict[int, list[Square]] = {}
+    for apart in matrices:
+        by_size.setdefault(len(apart), []).append(apart)
+    return [np.mean(alike, axis=0) for alike in by_size.values()]
+
+
+def draw_walks(apart: Square, labels: Labels, count: int) -> Iterator[Square]:
+    """Draws distances between as many layers that wander: their steps are normal, with the covariance of the steps from
+    each layer to the next one of its group, as classical scaling of the distances places layers. Layers that wander in
+    few directions come in groups, too."""
+    size = len(apart)
+    centre = np.eye(size) - 1 / size
+    values, vectors = scipy.linalg.eigh(-centre @ np.square(apart) @ centre / 2)
+    places = vectors * np.sqrt(np.maximum(values, 0))
+    steps = np.concatenate([np.diff(places[labels == group], axis=0) for group in range(labels.max() + 1)])
+    steps /= math.sqrt(len(steps))
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        walk = np.pad(draw.normal(size=(size - 1, len(steps))) @ steps, ((1, 0), (0, 0))).cumsum(0)
+        yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
