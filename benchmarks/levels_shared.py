@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from levels import Promise
@@ -199,10 +200,11 @@ def of_groups(layers: int, directions: int) -> list[Promise]:
     def draw_apart(rng: Rng) -> np.ndarray:
         return squareform(pdist(rng.normal(size=(layers, directions)).cumsum(0)))
 
-    def draw(method: str, rng: Rng) -> str | None:
+    def draw(method: Literal["spectral", "segments"], rng: Rng) -> str:
         names = [f"resid_post@{i}" for i in range(layers)]
-        options = SubNetworks(method="spectral" if method == "spectral" else "segments")
-        return find_sub_networks(draw_apart(rng), names, False, options, None).walks.get(method)
+        return find_sub_networks(draw_apart(rng), names, False, SubNetworks(method=method), None).walks.get(
+            method, "no"
+        )
 
     def draw_boundary(rng: Rng) -> str:
         blocks = find_model_blocks(draw_apart(rng), False)
@@ -210,8 +212,11 @@ def of_groups(layers: int, directions: int) -> list[Promise]:
         return say_beyond_walks(blocks.apart, divide_in_two(blocks.apart), divide_in_two) if blocks.clear else "no"
 
     setting = f"{layers} layers that wander in {directions} directions"
-    draws = {f"sub-networks, {method}": partial(draw, method) for method in ("spectral", "segments")}
-    draws["boundary"] = draw_boundary
+    draws: dict[str, Callable[[Rng], str]] = {
+        "sub-networks, spectral": partial(draw, "spectral"),
+        "sub-networks, segments": partial(draw, "segments"),
+        "boundary": draw_boundary,
+    }
     return [
         Promise(f"{of}: clearer than walks by chance", setting, "level", LEVEL, 5 * SLOW_DRAWS, each, "yes")
         for of, each in draws.items()

@@ -13,6 +13,8 @@ from repsim_cli.engine import significance
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.findings.groups import Depths, curves
 from repsim_cli.studies.grounding.finding_resi import correlate_with_interval
+from repsim_cli.studies.grounding.grading import Case, grade_all, list_standings
+from repsim_cli.studies.grounding.scores import Models
 from repsim_cli.studies.likelihoods.distances import compute_likelihood_distances, find_likelihood_interval
 from repsim_cli.studies.universality import rule
 
@@ -186,6 +188,14 @@ def jackknife_means() -> list[Promise]:
     ]
 
 
+def ahead(rng: np.random.Generator, models: int) -> float:
+    """Draws ten measures of noise; the share of the others that a measure is ahead of."""
+    alone, shape = np.zeros(models, int), (models, models, 4, 4)
+    of = {f"noise {i}": Models(similar=rng.normal(size=shape), groups=alone, apart={}) for i in range(10)}
+    case = Case("rows", "seeds", "resid_post", {"": [f"m{i}" for i in range(models)]}, of, {})
+    return float(np.mean([standing.ahead or 0 for standing in list_standings(list(grade_all(case)), 0.95)])) / 9
+
+
 def likely(rng: np.random.Generator, documents: int, texts: int) -> float:
     """Says whether the interval of a distance by likelihoods holds the true one, 0.5."""
     differences = rng.normal(size=documents * texts)
@@ -219,5 +229,10 @@ PROMISES: list[Promise] = [
         Promise("interval of Spearman's rho over measures", f"{count} measures, r {r:g}", "cover", LEVEL, 2000,
                 partial(correlated, count=count, correlation=r))
         for count in (8, 23) for r in (0.0, 0.85)
+    ),
+    *(
+        Promise("measure of noise ahead of another", f"{count} models, pair by pair", "value", 0.025, 100,
+                partial(ahead, models=count))
+        for count in (5, 8)
     ),
 ]  # fmt: skip

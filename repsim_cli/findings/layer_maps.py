@@ -64,9 +64,9 @@ class ClaimMap:
         )
 
     def compute_values_of_noise(self, name: str) -> np.ndarray:
-        """Computes what a measure gives for independent normal rows of these widths: the best of a layer's neurons
-        correlates a little with any, and biased CKA of n rows is at most the root of the product of the widths over
-        n - 1. Rows count as independent: repeated words raise both further. Of other measures 0."""
+        """Computes what a measure gives at most for independent normal rows of these widths: the best of a layer's
+        neurons correlates a little with any, and biased CKA of n rows is at most the root of the product of the widths
+        over n - 1. Rows count as independent: repeated words raise both further. Of other measures 0."""
         widths = np.array(self.widths, float)
         if name == "neuronsim":
             return np.broadcast_to(

@@ -17,6 +17,7 @@ def load_leaderboard() -> dict[str, dict[str, str]]:
         return {row["measure"]: row for row in rows}
 
 
+BY_CHANCE = 0.04  # share of the others that a measure of noise is ahead of, pair by pair (benchmarks/levels.py)
 LANGUAGE, IMAGES = ("ahead of", "behind"), ("images ahead of", "images behind")
 
 
@@ -33,14 +34,18 @@ def count_better_and_worse(measure: str, counts: tuple[str, str] = LANGUAGE) -> 
 
 
 def grade(measure: str) -> str:
-    """Says, for lists of measures, how many graded measures a measure is ahead of and behind; empty without a grade.
+    """Says, for lists of measures, how many graded measures a measure is ahead of and behind, and how many of each
+    chance gives; empty without a grade.
 
     >>> grade("no such measure")
     ''
     """
     told = [count_better_and_worse(measure, counts) for counts in (LANGUAGE, IMAGES)]
     of = [f"ahead of {each[0]}, behind {each[1]}" for each in told if each is not None]
-    return f" [of {len(load_leaderboard())} measures {'; on images '.join(of)}]" if len(of) == len(told) else ""
+    if len(of) < len(told):
+        return ""
+    count = len(load_leaderboard())
+    return f" [of {count} measures {'; on images '.join(of)}; about {BY_CHANCE * (count - 1):.0f} of each by chance]"
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:

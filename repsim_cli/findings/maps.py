@@ -212,7 +212,7 @@ def adjacent_layers_are_closer(whole: ClaimMap, values: np.ndarray) -> Weighed |
 
 # ---- claims on the maps of two measures together ----
 
-ABOVE_NOISE = "mean similarity above that of independent normal rows"
+ABOVE_NOISE = "mean similarity above that of independent normal rows (of cka at most so much)"
 OVER_FAMILIES = "across families over that within them (without a layer itself)"
 
 
@@ -262,21 +262,31 @@ def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestab
     whole = whole.keep_layers(~np.isin(whole.owners(), list(whole.untrained)))
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
-    apart = {name: whole.values[name] - whole.compute_values_of_noise(name) for name in (more, less)}
+    noise = {name: whole.compute_values_of_noise(name) for name in (more, less)}
     same, across, owners = whole.cells(True), whole.cells(False), whole.owners()
 
-    def gap(kept: np.ndarray) -> float:
+    def gap(kept: np.ndarray, share: float) -> float:
+        """share: of the level of noise of `more`, which is an upper bound: of few directions it is lower."""
         inside, outside = (cells & kept[:, None] & kept for cells in (same, across))
         if not inside.any() or not outside.any():
             return float("nan")
+        apart = {more: whole.values[more] - share * noise[more], less: whole.values[less] - noise[less]}
         left = {name: x[outside].mean() / x[inside].mean() for name, x in apart.items()}
         return float(left[more] - left[less])
 
-    left_out = [gap(owners != model) for model in whole.models]
-    if not np.isfinite(left_out).all():
-        return Untestable("needs three models, and two families whichever model is left out")
-    value = gap(np.ones(len(owners), bool))
-    return Weighed(value, weigh_by_jackknife(value, 0.0, left_out, "model"))
+    def weigh(share: float) -> Weighed | Untestable:
+        left_out = [gap(owners != model, share) for model in whole.models]
+        if not np.isfinite(left_out).all():
+            return Untestable("needs three models, and two families whichever model is left out")
+        value = gap(np.ones(len(owners), bool), share)
+        return Weighed(value, weigh_by_jackknife(value, 0.0, left_out, "model"))
+
+    least, most = weigh(1.0), weigh(0.0)
+    if isinstance(least, Untestable) or isinstance(most, Untestable):
+        return least
+    # with so much noise the value is too low: it holds by it, and fails only without any
+    below = max(least.evidence.below, most.evidence.below)
+    return Weighed(least.value, replace(least.evidence, below=below))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,14 @@
 """The head of the page of each study that is no comparison of layers: one sentence or a few, with what they are to be
 held against, and which section of the page comes first."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from repsim_cli.base.plain import escape, say_count
+from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.report.stitches import say_stitches
 from repsim_cli.runs.content import BEYOND_WALKS, IDENTICAL, Curve, Results, Table
 
@@ -206,7 +208,7 @@ def _say_universal_neurons(whole: Results) -> Iterator[Said]:
         fewest = min(shares, key=lambda other: shares[other], default=None)
         beside = [] if rotated is None else [f"{_format_percent(rotated)} in rotated bases"]
         if len(shares) > 1 and fewest is not None:
-            beside.append(f"fewest in {fewest}, {_format_percent(shares[fewest])}")
+            beside.append(f"fewest in {fewest}, {_format_percent(shares[fewest])}{_say_as_few(shares, row['neurons'])}")
         ends = [row.get("universal, low"), row.get("universal, high")]
         between = " to ".join(_format_percent(end) for end in ends if end is not None)
         beside = [*([f"95 % interval over neurons {between}"] if between else []), *beside]
@@ -218,6 +220,14 @@ def _say_universal_neurons(whole: Results) -> Iterator[Said]:
             + (f" ({'; '.join(beside)})" if beside else "")
             + ("" if excess is None else f"; mean excess correlation {excess:.2g}"),
         )
+
+
+def _say_as_few(shares: Mapping[str, float], neurons: int) -> str:
+    """Says in which other models the share of neurons is not told apart from the lowest, neurons being independent."""
+    errors = [math.sqrt(share * (1 - share) / neurons) for share in shares.values()]
+    values = [*shares.values()]
+    best = values.index(min(values))
+    return say_others([*shares], list_alike(values, errors, best), best).replace("; ", ", ")
 
 
 def _say_shared_features(whole: Results) -> Iterator[Said]:
@@ -334,7 +344,9 @@ def _say_best_measures(whole: Results) -> Iterator[Said]:
             + ("" if None in (row["low"], row["high"]) else f" ({row['low']:.1f} to {row['high']:.1f})")
             for row in rows[:3]
         )
-        yield "", f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}"
+        ahead = rows[0].get("ahead of")
+        told = "" if ahead is None else f"; the first is ahead of {ahead} of the others, pair by pair"
+        yield "", f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}{told}"
 
 
 def _format_percent(share: float) -> str:

@@ -281,7 +281,7 @@ def test_the_list_of_measures_shows_their_grades(repsim):
     assert len(graded) > 50
     for name, row in graded.items():
         told = [f"ahead of {row[f'{of}ahead of']}, behind {row[f'{of}behind']}" for of in ("", "images ")]
-        assert f" [of {len(graded)} measures {told[0]}; on images {told[1]}]" in lines[name]
+        assert f" [of {len(graded)} measures {told[0]}; on images {told[1]}; about 2 of each by chance]" in lines[name]
         assert all(1 <= float(row[key]) <= len(graded) for key in ("mean rank", "images"))
     for of in ("", "images "):
         ahead, behind = (sum(int(row[of + side]) for row in graded.values()) for side in ("ahead of", "behind"))

@@ -27,7 +27,7 @@ from repsim_cli.figures.heatmap import (
 from repsim_cli.figures.lines import draw_by_layer, draw_quantities
 from repsim_cli.figures.steps import make_step_panel
 from repsim_cli.figures.texts import fold_lines
-from repsim_cli.findings import map_figures, sub_networks
+from repsim_cli.findings import map_figures, sub_network_figures
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
 from repsim_cli.studies.probes import finding as probes
@@ -331,9 +331,11 @@ def test_layers_of_one_hook_point_are_named_by_block(tmp_path):
     card = {"label": "GW", "larger_is_closer": False, "bounds": (0.0, None)}
     measure = Measured(name="gw", label="gw", settings={}, estimate={"rows": 9}, card=card, matrices=[matrix])
     labels = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers, lines={"spectral": [0, 0, 0, 1, 1, 1]})
-    following = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers[:-1], lines={sub_networks.NEXT: [0.1] * 5})
+    following = Curve(
+        x=Axis(name="layer"), y=Axis(name=""), at=layers[:-1], lines={sub_network_figures.NEXT: [0.1] * 5}
+    )
     run = Finished(folder=tmp_path, manifest={}, results=Results(study="similarity"))
-    figure = sub_networks._draw_sub_networks(run, measure, matrix, labels, following)
+    figure = sub_network_figures.draw_sub_networks(run, measure, matrix, labels, following)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("012345")
     assert figure.axes[1].get_xlabel() == "resid_post by block"
     assert figure.axes[0].child_axes == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.findings import boundaries, distances, groups, layer_identification, multiples, sub_networks
+from repsim_cli.findings import boundaries, distances, groups, layer_identification, multiples, sub_network_figures
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.runs.content import FEATURE_MAPS, Axis, Band, Curve, Facts, Matrix, Measured, Results, Side, Table
 from repsim_cli.studies.barycentre import finding as barycentre
@@ -196,13 +196,13 @@ def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> 
     names = [f"{point}@{i}" for i in range(count // 4) for point in ("resid_mid", "resid_post", "attn_out", "mlp_out")]
     measure, arrays, manifest = measured([model], names, scale, shift)
     parts: Any = (np.arange(len(names)) * 3 // len(names)).tolist()
-    about = {"model": model, "measure": measure.label}
+    about = {"model": model, "measure": measure.label, "as walks": ["segments"] if shift else []}
     axis = {"x": Axis(name="layer"), "about": about}
     labels = Curve(y=Axis(name="sub-network"), at=names, lines={"spectral": parts, "segments": parts}, **axis)
     following = (scale * np.linspace(0, 1, len(names) - 1)).tolist()
-    steps = Curve(y=Axis(name="next"), at=names[:-1], lines={sub_networks.NEXT: following}, **axis)
+    steps = Curve(y=Axis(name="next"), at=names[:-1], lines={sub_network_figures.NEXT: following}, **axis)
     run = in_memory(arrays, manifest, measures=[measure])
-    return sub_networks._draw_sub_networks(run, measure, measure.matrices[0], labels, steps)
+    return sub_network_figures.draw_sub_networks(run, measure, measure.matrices[0], labels, steps)
 
 
 def of_training(count: int, model: str, steps: list[int], scale: float = 1.0) -> Any:

@@ -13,6 +13,7 @@ from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table, omit_nan
 from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, RETRIEVAL
@@ -20,6 +21,7 @@ from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, R
 Way = tuple[str, str]  # from a column to a column
 Ways = Mapping[Way, Mapping[str, Sequence[Mapping[str, Any]]]]
 OF = "95 % over texts"
+WIDE = 2 * 1.96  # standard errors that an interval spans
 ACROSS = "the same layer across columns"
 
 
@@ -55,12 +57,14 @@ def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
         word, _ = make_layer_namer([row["layer"] for row in rows])
         best = find_best_layer(rows, back[model])
         row, other, last = rows[best], back[model][best], rows[-1]
+        alike = list_alike([each[RETRIEVAL] for each in rows], [(each[HIGH] - each[LOW]) / WIDE for each in rows], best)
+        told = say_others([word(each["layer"]) for each in rows], alike, best)
         end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
         yield [
             model,
             f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} {rows_are} find their pair at "
             f"{word(row['layer'])} ({first} to {second}; back {other[RETRIEVAL]:.2f}), where chance "
-            f"gives {row[CHANCE]:.2g}{_of_text(row)} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}",
+            f"gives {row[CHANCE]:.2g}{_of_text(row)} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}{told}",
         ]
 
 

@@ -10,8 +10,8 @@ from scipy.sparse import csr_array
 
 from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.runs.content import CHANCE, FOUND
-from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.finding import find_best_layer, find_highest
+from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, P_AT_MOST, RETRIEVAL
+from repsim_cli.studies.parallel.finding import find_best_layer, find_highest, sentences
 from repsim_cli.studies.parallel.retrieval import (
     bound_retrieval_p,
     count_retrieved,
@@ -208,3 +208,14 @@ def test_what_is_refused(repsim, languages, tmp_path):
         code, _, err = repsim("run", "study=similarity", twin, "data=parallel", *named[1:], *words)
         assert code == 2, words
         assert "two columns of text are read one by one by study=parallel" in err
+
+
+def test_layers_that_find_as_many_pairs_are_named():
+    """The best layer leads another one by less than their errors, and the first one by more."""
+    row = {"rows": 100, CHANCE: 0.01, BY_TEXT: None, BY_TOKENS: 0.02}
+    rows = [
+        row | {"layer": f"resid_post@{i}", RETRIEVAL: share, LOW: share - 0.1, HIGH: share + 0.1}
+        for i, share in enumerate((0.1, 0.50, 0.52))
+    ]
+    ((_, said),) = sentences({("l", "r"): {"m": rows}, ("r", "l"): {"m": rows}}, "texts")
+    assert said.endswith("; block 1 is not told apart from it")
