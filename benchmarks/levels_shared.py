@@ -223,12 +223,8 @@ def of_groups(layers: int, directions: int) -> list[Promise]:
     ]
 
 
+SETTINGS = [(name, setting, make) for name, of in SHARED.items() for setting, make in of.items()]
 PROMISES: list[Promise] = [
+    *(promise for name, setting, make in SETTINGS for promise in of_claim(name, setting, make)),
     *(promise for layers in (8, 24) for directions in (1, 2, 3) for promise in of_groups(layers, directions)),
-    *(
-        promise
-        for name, of in SHARED.items()
-        for setting, make in of.items()
-        for promise in of_claim(name, setting, make)
-    ),
 ]
