@@ -24,7 +24,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
@@ -35,9 +35,10 @@ import torch
 from helpers.composing import groups_composed_once
 from helpers.tiny import TINY, perturb
 
-from repsim_cli.base import closure, registry
+from repsim_cli.base import closure, environment, registry
 from repsim_cli.config.compose import register
 from repsim_cli.data import network, packing
+from repsim_cli.runs import results
 
 register()  # for the tests that compose without the command line
 
@@ -101,6 +102,14 @@ def tokenized_once():
             place += 1
 
     with mock.patch.object(packing, "_tokenize", tokenized):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def git_asked_once():
+    """The commit is read once, and not by six processes in each of a worker's runs."""
+    once = cache(environment.read_git_state)
+    with mock.patch.object(environment, "read_git_state", once), mock.patch.object(results, "read_git_state", once):
         yield
 
 

@@ -26,6 +26,7 @@ def test_all_notebooks_are_run():
     assert sum(path.stat().st_size for path in FOLDER.glob("*.ipynb")) < 400_000
 
 
+@pytest.mark.slow  # it starts a kernel, which trains models
 def test_the_notebooks(tmp_path, monkeypatch):
     """All in one process, most of whose time is its start; it forgets all names after each."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))

@@ -11,12 +11,18 @@ from typing import Any
 def import_transformers() -> Any:
     """Imports transformers when it is first needed, since that takes seconds, and silences its messages."""
     for name in ("torchao", "torch.utils._pytree"):  # imported with it where torchao is installed
-        logging.getLogger(name).setLevel(logging.ERROR)
+        _set_level(logging.getLogger(name), logging.ERROR)
     import transformers
 
-    transformers.logging.set_verbosity_error()
+    _set_level(logging.getLogger("transformers"), logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     return transformers
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    """Sets a level where it is another one: logging then asks anew for each of thousands of loggers."""
+    if logger.level != level:
+        logger.setLevel(level)
 
 
 LOADING = threading.Lock()

@@ -308,6 +308,7 @@ def test_what_the_manifest_counts(repsim, newest):
         "measure=[cka]",
         "model=[tiny_a,tiny_b]",
         "extract.sequences=60",
+        "extract.layers=[-1]",
     )
     assert repsim(*words)[0] == 0
     data = reader.read_manifest(newest())["data"]

@@ -180,6 +180,7 @@ def test_the_batch_size_changes_no_result(repsim, newest, tmp_path, data, unit):
             "run", "-q", "data=mnli", f"data.path={tmp_path / 'a.tsv'}", "data.columns=[premise,hypothesis,label]",
             "data.labels={n: neutral, c: contradiction, e: entailment}", "model=[tiny_a,tiny_b]", "measure=[cka]",
             "cache=false", "extract=pooled", f"extract.unit={unit}", f"hardware.batch_size={batch_size}",
+            "extract.layers=[0,-1]",
         )  # fmt: skip
         assert code == 0, err
         measure = recorded(newest())["measures"][0]

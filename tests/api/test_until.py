@@ -48,7 +48,9 @@ def test_one_document_has_no_error(tmp_path):
     with pytest.raises(
         BadInput, match=r"until: errors are those of leaving documents out, got .* rows of one document"
     ):
-        repsim_cli.compare(MODELS, str(file), until=0.1, measures=["cka_unbiased"])
+        repsim_cli.compare(
+            MODELS, str(file), until=0.1, measures=["cka_unbiased"], settings={"extract.layers": [0, -1]}
+        )
 
 
 @pytest.mark.parametrize(

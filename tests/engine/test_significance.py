@@ -164,7 +164,7 @@ def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
     assert re.search(
         r"got \d of 5; give more documents, or set significance.clusters=row where rows do not depend", err
     )
-    assert repsim("run", *words, "data.sample_by=paragraph")[0] == 0
+    assert repsim("run", *words, "data.sample_by=paragraph", "extract.sequences=20")[0] == 0
 
 
 def test_heavy_rows_have_no_corrected_p_in_closed_form(repsim, newest, tmp_path):
