@@ -16,6 +16,7 @@ from repsim_cli.runs.content import Measured, Results
 
 NOTHING = "have nothing in common beyond chance"
 BLIND = "cannot be told from unrelated models on these rows"
+MOST_ALIKE = "are most alike"
 ALONE = "can be compared at one layer"
 ACROSS = "often have their closest layer at another depth"
 BLOCK = re.compile(r"block (\d+)")
@@ -41,9 +42,9 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
             told = said
             yield f"{first} and {second} {said}: {numbers}"
             continue
-        against = _contradicts_first(
-            told, said, [value if measured.larger_is_closer else -value for _, value in layers]
-        )
+        near = [value if measured.larger_is_closer else -value for _, value in layers]
+        least = answering.find_scatter(len(layers), find_noise(measured, found[0]))
+        against = _contradicts_first(told, said, near, least)
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}that they {said}"
         yield numbers if said.startswith(ALONE) else f"{measured.card['label']} {how}: {numbers}"
     if told not in ("", NOTHING, BLIND) and kept:
@@ -62,14 +63,15 @@ def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str
     return f"{said} from {there.first} to {there.second}, and {said_back} back", f"{numbers}; back {numbers_back}"
 
 
-def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
-    """Tells whether a measure contradicts the first one. near: how close layers are by it, in order."""
+def _contradicts_first(told: str, said: str, near: Sequence[float], least: float) -> bool:
+    """Tells whether a measure contradicts the first one. near: how close layers are by it, in order. least: the least
+    lead of the other end that tells it apart from the one that the first measure has as closer."""
     if BLIND in (said, told):
         return False
     if (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}:
         return True
-    other_end = {f"are {MORE}": near[0], f"are {LESS}": near[-1]}.get(told)
-    return said.startswith("are most alike") and other_end == max(near)
+    ends = {f"are {MORE}": (near[0], near[-1]), f"are {LESS}": (near[-1], near[0])}.get(told)
+    return said.startswith(MOST_ALIKE) and ends is not None and ends[0] == max(near) and ends[0] - ends[1] > least
 
 
 def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, str]:
@@ -88,6 +90,8 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
         said, numbers = f"are {trend}", _say_ends(by_layer, values, answering.find_least_change(values, noise))
     else:
         said, numbers = _say_most_alike(by_layer, near[0][1][1], near[-1][1][1])
+        if said.startswith(MOST_ALIKE):
+            numbers += _say_as_alike(near, near[0][1][1], answering.find_scatter(len(values), noise))
     moved = [(way, each) for way in ways for each in find_displaced_layers(way, noise)]
     if by_chance := judge_chance(measured, sides):
         said, numbers = by_chance, _say_extremes(by_layer, near[0][1][1], near[-1][1][1])
@@ -137,11 +141,19 @@ def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) 
     if not others:  # what differs is beyond the decimals
         return f"are {EVERYWHERE}", f"{best} at every layer"
     if len(top) == 1:
-        return f"are most alike {_say_layer(top[0])}", _say_extremes(by_layer, best, worst)
+        return f"{MOST_ALIKE} {_say_layer(top[0])}", _say_extremes(by_layer, best, worst)
     but = len(others) <= NAMED and len(others) < len(top)
     where = f"at all layers but {_list_layers(others)}" if but else _say_layers(top, len(by_layer))
     low = [name for name, value in by_layer if value == worst]
-    return f"are most alike {where}", f"{best} there and {worst} {_say_layers(low, len(by_layer))}"
+    return f"{MOST_ALIKE} {where}", f"{best} there and {worst} {_say_layers(low, len(by_layer))}"
+
+
+def _say_as_alike(near: Sequence[tuple[float, tuple[str, str]]], best: str, least: float) -> str:
+    """Says which further layers are not told apart from those that are most alike, with the best written value. near:
+    values with what is written of them, the best first. least: the least lead that tells apart."""
+    others = [name for value, (name, written) in near if written != best and abs(value - near[0][0]) <= least]
+    others.sort(key=lambda name: int(match[1]) if (match := BLOCK.fullmatch(name)) else -1)
+    return f", {_list_layers(others)} as alike within error" if others else ""
 
 
 def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> str:

@@ -43,6 +43,21 @@ def say(
     return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
 
 
+def test_layers_that_are_as_alike_within_error_are_named():
+    """The best leads the next by less than four of its errors, and the others by more."""
+    (said,) = say(square(0.5, 0.9, 0.88, 0.5), scatter=0.02)
+    assert "most alike at y: L 0.90 at y and 0.50 at x and w, z as alike within error;" in said
+    (said,) = say(square(0.5, 0.9, 0.6, 0.5), scatter=0.02)
+    assert "within error" not in said
+
+
+@pytest.mark.parametrize(("scatter", "otherwise"), [(0.0002, True), (0.05, False)])
+def test_a_measure_whose_ends_are_alike_within_error_says_nothing_else(scatter, otherwise):
+    first, second = say(square(0.3, 0.5, 0.7, 0.9), square(0.9, 0.5, 0.7, 0.8), scatter=scatter)
+    assert "more alike with depth" in first
+    assert ("otherwise" in second) is otherwise
+
+
 def square(*diagonal, others=0.3):
     values = np.full((len(diagonal),) * 2, float(others))
     np.fill_diagonal(values, diagonal)
