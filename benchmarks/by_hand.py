@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from planted import Parts, Places
+from plants import Parts, Places
 from torch import Tensor
 
 from repsim_cli.models.library import import_transformers

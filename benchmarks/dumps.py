@@ -12,7 +12,8 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from planted import FAULTS, built, planted
+from planted import FAULTS, planted
+from plants import built
 
 from repsim_cli.studies.verify.answer import DIFFERENT
 from repsim_cli.studies.verify.beside import compare_dumps

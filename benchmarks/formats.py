@@ -8,7 +8,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 
-import planted
+import plants
 import torch
 from torch import Tensor, nn
 
@@ -114,16 +114,16 @@ PACKAGES = ({"method": "torchao"}, {"method": "bitsandbytes"}, {"method": "bitsa
 
 def main(folder: str | None = None) -> None:
     torch.set_num_threads(1)
-    config = planted.tiny_config
-    planted.tiny_config = lambda name: {**config(name), **WIDE}
-    exact = planted.built("llama")
+    config = plants.tiny_config
+    plants.tiny_config = lambda name: {**config(name), **WIDE}
+    exact = plants.built("llama")
     for name, rounding in FORMATS.items():
         other = copy.deepcopy(exact)
-        for block in planted.Parts(other).blocks:
+        for block in plants.Parts(other).blocks:
             for module in block.modules():
                 if isinstance(module, nn.Linear):
                     module.weight.data = rounding(module.weight.data)
-        answer = verify_models(exact, other, planted.batches(exact))
+        answer = verify_models(exact, other, plants.batches(exact))
         print(f"{name}: {answer.lines()[0]}", flush=True)
     for quantize in PACKAGES if folder else ():
         entry = {"kind": "transformers", "path": folder}

@@ -17,7 +17,7 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
 from repsim_cli.engine.validity import make_rows_observer
-from repsim_cli.findings.sentences import BLIND, NOTHING, sentences
+from repsim_cli.findings.sentences import BLIND, NOTHING, say_how_alike
 from repsim_cli.runs import reader
 
 PERMUTATIONS, WIDTH = {"level": 19, "power": 99}, 8  # of 19 one in 20 has p = 0.05, as of many
@@ -315,7 +315,7 @@ def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
         settings={"extract.estimate": "full", "cache": False},
     )  # fmt: skip
     read = partial(reader.read_array, found.folder)
-    said = " ".join(sentences(reader.read_results(found.folder), read, "a", "b"))
+    said = " ".join(say_how_alike(reader.read_results(found.folder), read, "a", "b"))
     return NOTHING not in said and BLIND not in said
 
 

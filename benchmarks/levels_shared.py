@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 from levels import Promise
-from levels_claims import DRAWS, LEVEL, Make, Rng, by_distance, by_pairs, courses, said, to_base, trainings, whole
+from levels_claims import DRAWS, LEVEL, said
+from levels_made import Make, Rng, by_distance, by_pairs, courses, to_base, trainings, whole
 from scipy.spatial.distance import pdist, squareform
 
 from repsim_cli.findings.boundaries import Parted, find_model_blocks

@@ -11,7 +11,7 @@ from levels import Promise
 from repsim_cli import measures
 from repsim_cli.engine import significance
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.findings.groups import Depths, curves
+from repsim_cli.findings.groups import Depths, make_curves
 from repsim_cli.studies.grounding.finding_resi import correlate_with_interval
 from repsim_cli.studies.grounding.grading import Case, grade_all, list_standings
 from repsim_cli.studies.grounding.scores import Models
@@ -118,7 +118,7 @@ def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: f
     values = shifts[:, None] + shifts + pairs + pairs.swapaxes(0, 1)
     groups = {str(i): [f"{i}.{j}" for j in range(size)] for i, size in enumerate(sizes)}
     depths = Depths(groups, values, np.ones(1), larger_is_closer=True)
-    made = list(curves("q", "Q", "p", ["0"], depths, level=LEVEL).values())
+    made = list(make_curves("q", "Q", "p", ["0"], depths, level=LEVEL).values())
     band = made[kind].bands["models"]
     return float(np.array(band.low)[0] <= 0 <= np.array(band.high)[0])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from planted import Parts, Places, planted_by, then, weight
+from plants import Parts, Places, change_entering, instead, mask_entering, planted_by, then, weight
 
 ARCHITECTURES = "llama", "gpt2", "mixtral", "qwen3", "bert"
 OUTSIDE: dict[str, tuple[set[str], Callable[[Parts, int], Places | None]]] = {}
@@ -31,36 +31,6 @@ def _at(block: int, *places: str) -> Places:
 def _attention(parts: Parts, block: int) -> tuple[Any, str]:
     path = parts.by_role(block).get("attention", "")
     return parts.at(block, path), path
-
-
-def instead(module: Any, name: str, other: Callable[..., Any]) -> None:
-    """While the module runs, a function of its file is another."""
-    forward, file = module.forward, sys.modules[type(module).__module__]
-
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        kept = getattr(file, name)
-        setattr(file, name, other(kept))
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            setattr(file, name, kept)
-
-    module.forward = changed
-
-
-def _masked(module: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Another mask enters an attention module."""
-
-    def before(_: Any, args: tuple, kw: dict) -> Any:
-        mask = kw.get("attention_mask")
-        return args, {**kw, "attention_mask": change(mask.clone())} if torch.is_tensor(mask) else kw
-
-    module.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _entering(module: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    forward = module.forward
-    module.forward = lambda x, *args, **kw: forward(change(x), *args, **kw)
 
 
 @outside("factor", "skipped")
@@ -173,7 +143,7 @@ def one_later_token_seen(parts, block):
         mask[..., at, at + 1] = mask[..., at, at]
         return mask
 
-    _masked(module, change)
+    mask_entering(module, change)
     return None if "bert" in parts.model.config.model_type else _at(block, f"{path}:scores", f"{path}:pattern")
 
 
@@ -185,7 +155,7 @@ def first_key_hidden(parts, block):
         mask[..., 1:, 0] = torch.finfo(mask.dtype).min if mask.dtype.is_floating_point else False
         return mask
 
-    _masked(module, change)
+    mask_entering(module, change)
     return _at(block, f"{path}:scores", f"{path}:pattern")
 
 
@@ -324,7 +294,7 @@ def inputs_in_8_bits(parts, block):
         step = x.abs().amax(-1, keepdim=True) / 127
         return (x / step).round() * step
 
-    _entering(module, change)
+    change_entering(module, change)
     return _at(block, path, f"{path}:in")
 
 
@@ -386,7 +356,7 @@ def head_sees_the_token_before(parts, block):
     head = parts.model.get_output_embeddings()
     if type(parts.model).__name__.endswith("MaskedLM"):
         return None
-    _entering(head, lambda x: x.roll(1, 1))
+    change_entering(head, lambda x: x.roll(1, 1))
     return {("head", "")}
 
 

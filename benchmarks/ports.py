@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from planted import Parts, batches, built, reordered
+from plants import Parts, batches, built, reordered
 from torch import nn
 
 from repsim_cli.studies.verify.answer import Answer

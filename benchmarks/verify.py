@@ -24,7 +24,8 @@ import outside
 import torch
 import torch.nn.functional as F
 from by_hand import CHECKS, said_by_hand
-from planted import FAULTS, ROUNDINGS, SMALL, Parts, batches, built, planted, weight
+from planted import FAULTS, planted
+from plants import ROUNDINGS, SMALL, Parts, batches, built, weight
 
 from repsim_cli.data.text import embedded_text
 from repsim_cli.models.library import import_transformers

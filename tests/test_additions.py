@@ -1,6 +1,7 @@
 """CONTRIBUTING's table is true: each kind of thing is added with the files that it names, here from another folder."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,23 @@ def test_each_thing_is_added_with_the_files_that_the_table_names(toys):
     (measure,) = found["toy"]["measures"]
     assert (measure["name"], measure["settings"]) == ("toy_gap", {"scale": 2.0})
     assert [(claim["name"], claim["verdict"]) for claim in found["toy"]["claims"]] == [("there_are_layers", "holds")]
+
+
+def test_a_question_is_added_from_its_page_alone(tmp_path):
+    """All of the code is on the page of docs/how_to; what its run found stands in sentences."""
+    page = (ROOT / "docs" / "how_to" / "question.md").read_text()
+    said, _, texts = (re.split(r"^```(\w+)\n(.*?)^```\n", page, flags=re.M | re.S)[start::3] for start in range(3))
+    for before, text in zip(said, texts, strict=False):
+        for name in re.findall(r"^`([\w/]+\.(?:py|yaml))`", before, re.M):
+            file = tmp_path / name.removeprefix("repsim_cli/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    words = ["run", "-q", "--config-dir", str(tmp_path / "conf"), "hardware.threads=1"]
+    run = [*words, "experiment=tiny/vocabulary", f"hydra.run.dir={tmp_path / 'run'}"]
+    code = START.format(folder=str(tmp_path), commands=[run, ["show", str(tmp_path / "run")]])
+    ended = run_in_fork(lambda: (forget_repsim(), exec(code, {})), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "tiny_a: 9.85 % of the weights are of its vocabulary" in ended.stdout
 
 
 def test_the_table_names_these_files():

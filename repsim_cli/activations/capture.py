@@ -55,7 +55,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         if len(captured) == len(points):
             raise _AllRead
 
-    with _hooks(points, source, modules, keep) as watch:
+    with _watch_hook_points(points, source, modules, keep) as watch:
         guessed = source.architecture is not None and source.architecture.guessed
         unchecked = guessed and any(point.module is None for point in points)
 
@@ -85,7 +85,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
 
 
 @contextmanager
-def _hooks(
+def _watch_hook_points(
     points: Sequence[HookPoint],
     source: Source,
     modules: Mapping[str, Any],

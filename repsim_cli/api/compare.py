@@ -87,26 +87,19 @@ def compare(  # noqa: PLR0913 - the public interface
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
     with forget_afterwards():
-        if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
-            raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
-        given = dict(models) if isinstance(models, Mapping) else label_entries(models)
-        _check_labels(given)
+        given = _label_models(models)
         plain = {"device": device, "batch_size": batch_size, "seed": seed}
         device, batch_size, seed = (_read_plain(key, value) for key, value in plain.items())
         measures, layers = read_names("measures", _register_functions(measures)), read_names("layers", layers)
         check_keys(settings)
         if not given:
             raise BadInput("models: none is named; name two")
-        for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
-            if value not in values:
-                raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
+        _check_word("rows", rows, ROWS)
+        _check_word("maps", maps, get_args(Maps))
         if forward is not None and not callable(forward):
             raise BadInput(f"forward: not callable, got {str(forward)!r:.40}; use lambda module, batch: module(...)")
         kept = _record_module_activations(given, data, layers, forward, maps, documents, batch_size)
-        entries = {label: make_model_entry(label, kept.get(label, model)) for label, model in given.items()}
-        if documents is not None:
-            stored = [label for label in entries if label not in kept]
-            entries |= {label: _add_documents(label, entries[label], documents) for label in stored}
+        entries = _make_entries(given, kept, documents)
         if kept:
             _check_batches(entries, kept, data)
             data = None
@@ -126,11 +119,8 @@ def compare(  # noqa: PLR0913 - the public interface
             )
 
         config = compose(settings)
-        if kept and maps == "positions" and config["significance"]["clusters"] == "row":
-            raise BadInput(
-                "significance.clusters: positions of one input depend on each other, got row with maps='positions'; "
-                "give documents=[...], one of each input, or use maps='pooled' or 'flattened'"
-            )
+        if kept:
+            _check_clusters(maps, config["significance"]["clusters"])
         checked = validate(config)
         if until is not None:
             checked = choose_sample(make_sampler(settings, compose), check_target(until), progress=progress)
@@ -169,10 +159,40 @@ def _name_function(given: Any) -> Any:
     return name
 
 
-def _check_labels(labels: Iterable[Any]) -> None:
-    for label in labels:
+def _label_models(models: Any) -> dict[str, Any]:
+    """The models by label. Raises BadInput for what is neither a list nor a mapping from labels."""
+    if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
+        raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
+    given = dict(models) if isinstance(models, Mapping) else label_entries(models)
+    for label in given:
         if not isinstance(label, str) or not label.strip():
             raise BadInput(f"models: a label is text, got {label!r:.60}; write {{'base': ..., 'tuned': ...}}")
+    return given
+
+
+def _make_entries(
+    models: Mapping[str, Any], kept: Mapping[str, Precomputed], documents: Sequence[Any] | None
+) -> dict[str, Any]:
+    """The entries of a configuration, by label. kept: what modules gave. documents: of the rows of what is stored."""
+    entries = {label: make_model_entry(label, kept.get(label, model)) for label, model in models.items()}
+    if documents is not None:
+        stored = [label for label in entries if label not in kept]
+        entries |= {label: _add_documents(label, entries[label], documents) for label in stored}
+    return entries
+
+
+def _check_word(key: str, value: str, values: Sequence[str]) -> None:
+    if value not in values:
+        raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
+
+
+def _check_clusters(maps: str, clusters: str) -> None:
+    """Raises BadInput where the rows of modules are to be independent, and are not."""
+    if maps == "positions" and clusters == "row":
+        raise BadInput(
+            "significance.clusters: positions of one input depend on each other, got row with maps='positions'; "
+            "give documents=[...], one of each input, or use maps='pooled' or 'flattened'"
+        )
 
 
 def _read_plain(key: str, value: Any) -> Any:

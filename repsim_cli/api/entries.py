@@ -185,10 +185,8 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     seed: int = 0,
 ) -> Any:
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
-    by_key = settings.items() if isinstance(settings, Mapping) else ()
     given = dict(settings) if isinstance(settings, Mapping) else _read_given(settings)
-    words = [word for key, value in by_key for word in set_key(key, value)]
-    words = words or [part for word in settings for part in convert_to_overrides(word)]
+    words = _list_overrides(settings)
     keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
     _check_given_once(
         given,
@@ -207,13 +205,8 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     with use_known("cache" not in keys):
         bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
-    known = {name: {"kind": name} for name in registry.measures.list_added()} | read_table_entries("measure")
-    for name in measures:
-        if name not in known:
-            raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
-    for key in keys:
-        if other := re.match(r"(hydra|experiment|model$)\b", key):
-            raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
+    computed = _make_measure_entries(measures)
+    _check_keys(keys)
     extract: dict[str, Any] = {}
     if len(stored) == len(bound):
         _check_stored(given, data, rows, layers)
@@ -228,7 +221,7 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     config = {key: value for key, value in own.items() if key not in ("defaults", "hydra")} | {
         "name": "compare",
         "model": models,
-        "measure": {name: dict(known[name]) for name in measures},
+        "measure": computed,
         "data": make_data_entry(data),
         "extract": extract,
         "hardware": {"device": device, "batch_size": batch_size},
@@ -238,6 +231,29 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     if text := find_interpolation([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
     return drop_hydra_keys(*compose(words, store_primary_config(config, words, presets)))
+
+
+def _list_overrides(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """The settings as words that Hydra takes."""
+    by_key = settings.items() if isinstance(settings, Mapping) else ()
+    words = [word for key, value in by_key for word in set_key(key, value)]
+    return words or [part for word in settings for part in convert_to_overrides(word)]
+
+
+def _make_measure_entries(names: Sequence[str]) -> dict[str, Any]:
+    """The entries of measures. Raises BadInput for an unknown name."""
+    known = {name: {"kind": name} for name in registry.measures.list_added()} | read_table_entries("measure")
+    for name in names:
+        if name not in known:
+            raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
+    return {name: dict(known[name]) for name in names}
+
+
+def _check_keys(keys: Iterable[str]) -> None:
+    """Raises BadInput for keys that choose what a comparison is."""
+    for key in keys:
+        if other := re.match(r"(hydra|experiment|model$)\b", key):
+            raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
 
 
 def _check_names_once(**lists: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def read_yaml(file: Path) -> Any:
             return super().compose_node(parent, index)
 
     text = read(file, MOST_YAML)
-    with _yaml():
+    with _explain_yaml_errors():
         return yaml.load(text, Plain)
 
 
@@ -110,7 +110,7 @@ def check_yaml(file: Path) -> None:
     import yaml
 
     text = read(file, MOST_YAML)
-    with _yaml():
+    with _explain_yaml_errors():
         top = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(top, yaml.MappingNode | None):
             raise Unreadable(f"{'a list' if isinstance(top, yaml.SequenceNode) else 'a text'} where keys should be")
@@ -133,7 +133,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
 
 
 @contextmanager
-def _yaml() -> Iterator[None]:
+def _explain_yaml_errors() -> Iterator[None]:
     """Turns what a parser of YAML raises inside the block into Unreadable."""
     import yaml
 

@@ -295,6 +295,7 @@ models = Registry(
 )
 measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=find_registered("measures"))
 studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=find_registered("studies"))
+pages = Registry("page", "studies/*/page.py", said=find_registered("pages"))
 FINDINGS = ("findings/*.py", "studies/*/finding*.py")
 analyses = Registry("analysis", *FINDINGS, entries="repsim.analyses", said=find_decorated("analysis"))
 claims = Registry("claim", *FINDINGS, entries="repsim.claims", said=find_decorated("claim"))

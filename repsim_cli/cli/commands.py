@@ -33,6 +33,7 @@ RUN = argument("run", metavar="RUN", help="a path, `latest`, or a name")
 COLUMN = argument(
     "--column", metavar="NAME", type=read_column, help="of a table: the column of the text, or its number (text)"
 )
+NAMES = argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
 JSON = argument("--json", action="store_true", help="print the answer as JSON")  # its keys: cli/machine.py
 
 COMMANDS = (
@@ -105,7 +106,7 @@ COMMANDS = (
             argument("--data", metavar="DATA", help="a file of text, a table, or a name of repsim list data"),
             COLUMN,
             argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)"),
-            argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)"),
+            NAMES,
             argument(
                 "--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)"
             ),
@@ -255,9 +256,7 @@ COMMANDS = (
                         default=[],
                         help="of the two models (the last of each)",
                     ),
-                    argument(
-                        "--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)"
-                    ),
+                    NAMES,
                     argument(
                         "--out", metavar="MAP", help="a .safetensors file for the map that keeps most new neighbours"
                     ),

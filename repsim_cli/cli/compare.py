@@ -169,7 +169,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
 
         folder = expand_path(parsed.output)
         results.write(folder / "comparison.json", results.dumps(record).encode())
-        for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
+        for file in save(folder, list(comparison.draw_figures(differences, (first.name, second.name))), Bar()):
             if file.suffix == ".png" and not parsed.json:
                 say(str(file))
     return 0

@@ -33,7 +33,7 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
 
     config, checked = jobs[0]
     sweep = asked.sweep or config.hydra.mode == RunMode.MULTIRUN
-    with _statuses() as ended:
+    with _collect_statuses() as ended:
         try:
             with signals.interruptible():
                 if sweep:
@@ -59,7 +59,7 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
 
 
 @contextmanager
-def _statuses() -> Iterator[list[tuple[str, str]]]:
+def _collect_statuses() -> Iterator[list[tuple[str, str]]]:
     """A file in which the jobs of the inside note how they ended; afterwards the list holds the notes."""
     root = results.find_outputs_root()  # on the file system of the runs, which the machines of a cluster share
     scratch = tempfile.TemporaryDirectory()

@@ -14,7 +14,7 @@ from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
-from repsim_cli.findings.answering import describe_range, leave_out_itself
+from repsim_cli.findings.answering import describe_range, leave_out_diagonal
 from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
@@ -166,11 +166,11 @@ def _split_by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]
     values, name = reader.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
     if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
-        yield name, leave_out_itself(pair, values)
+        yield name, leave_out_diagonal(pair, values)
         return
     for point in points:
         inside = values[[row == point for row in rows]][:, [column == point for column in columns]]
-        yield f"{name}, {point}", leave_out_itself(pair, inside)
+        yield f"{name}, {point}", leave_out_diagonal(pair, inside)
 
 
 def show_command(parsed: argparse.Namespace) -> int:
@@ -246,7 +246,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
 
     folder = folders.find(parsed.run)
     if parsed.heads:
-        jobs = list(heads.figures(folder, reader.read_results(folder), *parsed.heads))
+        jobs = list(heads.draw_figures(folder, reader.read_results(folder), *parsed.heads))
         drawn = save(folder / "figures", jobs, Bar())
     else:
         drawn = analyse.draw(folder, Bar(), whole=parsed.all)

@@ -1,7 +1,7 @@
 """DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -184,24 +184,9 @@ def build_from_keys(keys: Fields) -> RunConfig:
 
 
 def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
-    named = isinstance(plain.get("study"), str)
-    study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
-    if study is not None and isinstance(plain["measure"], dict):
-        plain["measure"] = expand_value_lists(expand_all_measures(plain["measure"], study.function))
-    keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
-    problems += [
-        f"{group}: an empty label, got {label!r}; give it letters"
-        for group in ("model", "measure")
-        for label in (plain[group] if isinstance(plain.get(group), dict) else ())
-        if isinstance(label, str) and not label.strip()
-    ]
-    if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
-        give_up(problems)
-    if study is None:
-        raise BadConfig(problems)
+    study, keys = _read_keys(plain, problems)
     skip = plain.get("skip_unsuitable") is True
     measured, skipped = select_runnable(problems, plain, study.function, skip)
-
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: expand_families(problems, bind_models(problems, plain, unreached)),
@@ -230,17 +215,12 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
         problems += find_misplaced(plain["study"], study.function, bound["model"])
         problems += say_unread_points(plain["study"], study.function, plain["model"])
     _add_unsuited(problems, plain, study.function, bound.get("extract"), bound.get("data"))
-    for role, make in ROLES.items():
-        if role in wanted:
-            bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
-        elif plain.get(role) is not None:
-            problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
+    bound |= _bind_roles(plain, problems, wanted, None if unreached else list(bound.get("model", ())))
     analyses = bind_analyses(problems, plain.get("analyses"))
     _check_figures(problems, plain.get("figures", {}))
     attempt(problems, "", lambda: tracking.check(plain.get("track")))
     attempt(problems, "", lambda: find_claims(_keep_texts(plain.get("claims"))))
-    signature = inspect.signature(study.function).parameters
-    options |= {needs: True for name in analyses if (needs := find_analysis_card(name).needs) in signature}
+    options |= {needs: True for name in analyses if (needs := find_analysis_card(name).needs) in wanted}
     give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
@@ -256,6 +236,37 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     asked, claims = settled
     models = bound.get("model", {})
     return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
+
+
+def _read_keys(plain: Fields, problems: list[str]) -> tuple[Any, Any]:
+    """Reads the study's entry of the registry, and the keys of a run; gives up where nothing can be bound to them."""
+    named = isinstance(plain.get("study"), str)
+    study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
+    if study is not None and isinstance(plain["measure"], dict):
+        plain["measure"] = expand_value_lists(expand_all_measures(plain["measure"], study.function))
+    keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
+    problems += [
+        f"{group}: an empty label, got {label!r}; give it letters"
+        for group in ("model", "measure")
+        for label in (plain[group] if isinstance(plain.get(group), dict) else ())
+        if isinstance(label, str) and not label.strip()
+    ]
+    if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
+        give_up(problems)
+    if study is None:
+        raise BadConfig(problems)
+    return study, keys
+
+
+def _bind_roles(plain: Fields, problems: list[str], wanted: Container[str], models: list[str] | None) -> Fields:
+    """Binds the roles of models that the study takes. models: their labels; None: not all shapes are known."""
+    bound: Fields = {}
+    for role, make in ROLES.items():
+        if role in wanted:
+            bound[role] = None if models is None else make(problems, plain.get(role), models)
+        elif plain.get(role) is not None:
+            problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
+    return bound
 
 
 def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None, data: Data | None) -> None:

@@ -175,19 +175,8 @@ def estimate_all_pairs(
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
-    means: dict[Any, Mean] = {}
-    seen = rows = 0
-    notices: Notices = {}
     undefined = Reasons(list(measures), wanted)
-    if state is not None:
-        stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
-        means = {
-            tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"], int(state[f"{key}.count"]))
-            for key in stored
-        }
-        seen, rows = (int(count) for count in state["seen"])
-        notices = json.loads(bytes(state["notices"].tolist()))
-        undefined.load(bytes(state["undefined"].tolist()))
+    means, seen, rows, notices = decode_state(state, undefined)
     summed = estimate == "ratio_of_sums"
     for batch in batches(seen):
         undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
@@ -284,3 +273,18 @@ def encode_state(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notic
         count = torch.tensor(mean.count)
         state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares, f"{key}.count": count}
     return state
+
+
+def decode_state(state: State | None, undefined: Reasons) -> tuple[dict[Any, Mean], int, int, Notices]:
+    """The means, how many batches and rows they are of, and the warnings that `encode_state` wrote; without a state,
+    those of no batch yet. undefined: takes the cells without a value."""
+    if state is None:
+        return {}, 0, 0, {}
+    stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
+    means: dict[Any, Mean] = {
+        tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"], int(state[f"{key}.count"]))
+        for key in stored
+    }
+    seen, rows = (int(count) for count in state["seen"])
+    undefined.load(bytes(state["undefined"].tolist()))
+    return means, seen, rows, json.loads(bytes(state["notices"].tolist()))

@@ -1,6 +1,5 @@
 """The matrices of all layers of all models: estimated over the rows of a run, and cached."""
 
-import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from repsim_cli.base.timer import Timer
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
+from repsim_cli.engine.batch_stream import PACKED, make_batch_stream
 from repsim_cli.engine.batches import FEWEST, make_batches_observer
 from repsim_cli.engine.behind import keep_rows_behind
 from repsim_cli.engine.cached import Content, Fill, hash_arrays, open_matrices, open_nulls, open_pairs, open_tables
@@ -30,11 +30,10 @@ from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, say_notices
 from repsim_cli.engine.expected import RowPlaces, index_row_places
 from repsim_cli.engine.first_look import FirstLook
-from repsim_cli.engine.grams import BatchShape, Keep, make_kernel_lister, pack_batches
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import plan_passes
 from repsim_cli.engine.one_by_one import note_name
-from repsim_cli.engine.pairs import Batch, Statistics
+from repsim_cli.engine.pairs import Statistics
 from repsim_cli.engine.permuted import Progress as Steps
 from repsim_cli.engine.permuted import iterate_silently
 from repsim_cli.engine.processes import PairWork
@@ -43,14 +42,11 @@ from repsim_cli.engine.rows import Rows, hash_models, open_rows
 from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
 from repsim_cli.engine.validity import make_rows_observer
 from repsim_cli.engine.without_value import keep_matrices
-from repsim_cli.measures import InnerProduct, Measure
-from repsim_cli.runs.cache import Entry, make_cache_key
+from repsim_cli.measures import InnerProduct
+from repsim_cli.runs.cache import make_cache_key
 from repsim_cli.runs.content import Table
 from repsim_cli.runs.reader import STATE
-from repsim_cli.runs.results import SAVE_EVERY, Progress, Run, dumps, write
-
-PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
-ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
+from repsim_cli.runs.results import SAVE_EVERY, Run, write
 
 
 def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
@@ -173,33 +169,10 @@ def estimate_matrices(
     known: pairs in the cache. fill: takes permutations from there. watch: is given the rows of every batch.
     """
     measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
-    file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
+    names, labels = comparison.names, comparison.labels(rows.sequences)
     of = make_cache_key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
-    state, save = resume(file, of, always=comparison.slow)
+    state, save = _resume_means(run, comparison, of)
     jackknifed = _needs_jackknife(comparison)
-    files = [_name_batch_file(run, label) for label in measures] if jackknifed else []
-    if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
-        state = None  # saved while the cache held some of these matrices, or without those of its batches
-
-    def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
-        return run.progress(steps, label=f"permutations, {measure}", unit="steps")
-
-    def notes(batch: int, label: str, shape: Sequence[int]) -> np.ndarray:
-        noted = work.notes(batch, f"{note_name(label)}-null", shape)
-        fill(batch, label, noted)
-        return noted
-
-    progress = partial(run.progress, label="activations and similarity", unit="batches")
-
-    def batches(seen: int) -> Iterable[Batch]:
-        if rows.groups is None:
-            return rows.stream(progress, seen=seen)
-        shape = BatchShape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
-        keep = keep_tiles(run, rows, measures, shape, progress)
-        stream = partial(rows.stream_layers, progress=progress)
-        kernels = make_kernel_lister(measures, comparison.documents_apart)
-        return pack_batches(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
-
     with PairWork(
         folder=run.folder,
         processes=hardware.workers,
@@ -210,17 +183,14 @@ def estimate_matrices(
         batches=comparison.batches,
         show=make_map_writer(run, comparison),
     ) as work:
-        null = None
-        if comparison.exchanged is not None:
-            null = draw_permutations(comparison, rows.sequences, notes, permutations)
-        elif comparison.groups is None and _is_row_a_unit(comparison):
-            null = make_rows_observer(measures, comparison.numbers, comparison.seed)
-        of_batch, alike = partial(_list_documents, comparison), None
-        if extract.estimate in IN_BATCHES and comparison.batches >= FEWEST and comparison.groups is None:
+        null = _make_null_observer(run, comparison, rows.sequences, work, fill)
+        of_batch = partial(_list_documents, comparison)
+        alike = None
+        if _has_many_batches(comparison):
             alike = make_batches_observer(next(iter(measures)), of_batch, comparison.seed)
         matrices, _ = estimate_all_pairs(
             measures,
-            batches,
+            make_batch_stream(run, rows, comparison),
             names=names,
             estimate=extract.estimate,
             tile=hardware.tile,
@@ -247,11 +217,54 @@ def estimate_matrices(
             kept = np.load(_name_batch_file(run, label), mmap_mode="r")[: matrix.batches]
             se = judging.compute_jackknife_errors(kept, partial(compute_from_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
-    shutil.rmtree(run.folder / PACKED, ignore_errors=True)
-    file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
-    for label in matrices:
-        _name_batch_file(run, label).unlink(missing_ok=True)
+    _drop_means(run, matrices)
     return matrices
+
+
+def _resume_means(run: Run, comparison: Comparison, of: str) -> tuple[State | None, Callable[[State], None]]:
+    """The running means that a killed run saved, if they are of all that is left to compute, and what saves them."""
+    state, save = resume(run.folder / STATE, of, always=comparison.slow)
+    files = [_name_batch_file(run, label) for label in comparison.measures] if _needs_jackknife(comparison) else []
+    means = (f"{label}.mean" for label in comparison.measures)
+    if state is not None and not all([*(mean in state for mean in means), *map(Path.is_file, files)]):
+        state = None  # saved while the cache held some of these matrices, or without those of its batches
+    return state, save
+
+
+def _drop_means(run: Run, labels: Iterable[str]) -> None:
+    """Removes what a killed run would have resumed from: the means first, since a run without them starts at the first
+    batch and writes all files again."""
+    shutil.rmtree(run.folder / PACKED, ignore_errors=True)
+    (run.folder / STATE).unlink(missing_ok=True)
+    for label in labels:
+        _name_batch_file(run, label).unlink(missing_ok=True)
+
+
+def _make_null_observer(
+    run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], work: PairWork, fill: Fill
+) -> Beside | None:
+    """Makes what observes the values of rows that are paired at random, or whether single rows may be. fill: takes
+    permutations from the cache."""
+
+    def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
+        return run.progress(steps, label=f"permutations, {measure}", unit="steps")
+
+    def notes(batch: int, label: str, shape: Sequence[int]) -> np.ndarray:
+        noted = work.notes(batch, f"{note_name(label)}-null", shape)
+        fill(batch, label, noted)
+        return noted
+
+    if comparison.exchanged is not None:
+        return draw_permutations(comparison, sequences, notes, permutations)
+    if comparison.groups is None and _is_row_a_unit(comparison):
+        return make_rows_observer(comparison.measures, comparison.numbers, comparison.seed)
+    return None
+
+
+def _has_many_batches(comparison: Comparison) -> bool:
+    """Tells whether there are enough batches, each of all layers, to see whether they are alike."""
+    many = comparison.extract.estimate in IN_BATCHES and comparison.batches >= FEWEST
+    return many and comparison.groups is None
 
 
 def _list_documents(comparison: Comparison, batch: int) -> np.ndarray:
@@ -312,33 +325,6 @@ def make_size_lookup(comparison: Comparison) -> Callable[[int], np.ndarray | Non
     if len(np.unique(count)) == 1:
         return lambda batch: None
     return lambda batch: count[document[comparison.numbers(batch)]]
-
-
-def keep_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: BatchShape, progress: Progress) -> Keep:
-    """Tiles of finished groups of layers, with their diagnostics, stay in the run's folder until the run is complete:
-    one that was cut off resumes with the next group."""
-    layers, diagnosis = rows.extraction.layers, rows.diagnosis
-    parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
-    parts |= {"pairs": rows.extraction.extract.pairs}
-    entry = Entry("packed", make_cache_key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
-    entry.load()
-
-    def keep(group: Sequence[int], save: Callable[[Path], None]) -> Path:
-        name, members = f"{group[0]:05d}+{len(group)}", [layers[a] for a in group]
-
-        def whole(folder: Path) -> None:
-            rows.record(progress)
-            save(folder)
-            if diagnosis is not None:
-                (folder / ROWS).write_text(dumps([diagnosis.rows[layer] for layer in members]))
-
-        if name not in entry.files:
-            entry.write(name, whole)
-        if diagnosis is not None:
-            diagnosis.rows |= dict(zip(members, json.loads((entry.files[name] / ROWS).read_text()), strict=True))
-        return entry.files[name]
-
-    return keep
 
 
 def _needs_jackknife(comparison: Comparison) -> bool:

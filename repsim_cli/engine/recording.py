@@ -16,7 +16,7 @@ from repsim_cli.engine.study import Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.models.sizes import goes_by_block
 from repsim_cli.runs.cache import Entry
-from repsim_cli.runs.results import Run, scratch
+from repsim_cli.runs.results import Run, open_scratch_run
 
 Of = TypeVar("Of", bound=Extraction)
 
@@ -76,7 +76,7 @@ class RowWorker(Generic[Of]):
 
     @cached_property
     def _started(self) -> tuple[Mapping[str, Sequences], Of]:
-        with scratch() as run:
+        with open_scratch_run() as run:
             extraction = self._given(run)
             sequences = extraction.sequences(run)
             extraction = extraction.pair_rows(run, sequences)

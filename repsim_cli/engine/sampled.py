@@ -223,7 +223,7 @@ def _draw_neighbours(asked: QueryRows, k: int, generator: torch.Generator) -> Ne
     """Lists of k different other rows at random, as every row has where rows are paired at random."""
     device = asked.rows.device
     lists = torch.full((k, len(asked.rows)), -1)
-    while len(bad := _find_refused(asked, lists).nonzero()):
+    while len(bad := _mark_refused(asked, lists).nonzero()):
         lists[bad[:, 0], bad[:, 1]] = torch.randint(asked.total, (len(bad),), generator=generator)
     return NearestRows(
         lists.to(device),
@@ -233,7 +233,7 @@ def _draw_neighbours(asked: QueryRows, k: int, generator: torch.Generator) -> Ne
     )
 
 
-def _find_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "k m"]:
+def _mark_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "k m"]:
     """Marks the places that hold no row, the row itself, one of its document, or one that an earlier place holds."""
     order = lists.sort(dim=0, stable=True)
     again = torch.nn.functional.pad(order.values.diff(dim=0) == 0, (0, 0, 1, 0))

@@ -217,69 +217,88 @@ def judge_significance(
     segments: Segments | None,
     places: Sequence[slice],
 ) -> JudgedValues:
-    """The significance from the observed statistics. In closed form, p is that of z summed over batches.
+    """The significance from the observed statistics.
 
     places: where the layers of each model stand.
     """
-    observed, card = matrix.statistics, measure.card
-    holm = settings.method == "closed_form" or settings.family == "holm"
-    null: dict[str, Any]
     if settings.method == "closed_form":
-        root = math.sqrt(matrix.batches)
-        skewness = observed["skewness"].masked_fill(matrix.values.isnan(), torch.nan) / root
-        heaviness = observed["heaviness"] / matrix.batches
-        p = compute_tail_p(observed["z"] * root, skewness, heaviness)
-        among = group_into_families(matrix.values, card, places, settings.family_of)
-        family, rate = correct(p, matrix.values, None, card, among)
-        unknown = (skewness > SKEWED) | (heaviness > HEAVY)
-        left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
-        null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
-        null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
-        null |= {"not_valid": faults} if (faults := explain_doubtful_chance(matrix, places)) else {}
-        family, rate = (drop_families(values, left_out, places, card) for values in (family, rate))
-        return JudgedValues(p, family, rate, null=null)
+        return _judge_in_closed_form(settings, measure.card, matrix, places)
     if segments is not None:
-        null = {
-            "method": "permutation",
-            "permutations": settings.permutations,
-            "clusters": settings.clusters,
-            "alpha": settings.alpha,
-            "family": "holm" if holm else "max_t",
-            "segments": segments.count,
-            "share": segments.share,
-        }
-        drawn_values = observed["null"]
-        tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
-        p = p_values(tested, drawn_values, card)
-        among = group_into_families(tested, card, places, settings.family_of)
-        family, rate = correct(p, tested, None if holm else drawn_values, card, among)
-        needed = [count_needed_permutations(int(cells.sum()), settings.alpha) for cells in among]
-        few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
-        depends = observed.get("depends")
-        each = segments.count / matrix.batches
-        faults = []
-        if depends is not None:
-            about = {"documents": each, "shifted": settings.order == "shifts", "by_row": settings.clusters == "row"}
-            faults = explain_invalid_null(depends, matrix.batches, places, **about)
-        faults += [UNPAIRED] if is_unmoved(tested, drawn_values) else []
-        null |= {"not_valid": faults} if faults else {}
-        null |= {"within": settings.held} if settings.held else {}
-        null |= {"family_of": settings.family_of, "families": len(among)}
-        null |= {"permutations_for_q": max(needed)} if few else {}
-        # without the similarity that random pairings keep by leaving rows in place
-        threshold = (
-            compute_null_quantile(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
-        )
-        calibration = calibrate(tested, threshold, card)
-        return JudgedValues(
-            p,
-            family,
-            drop_families(rate, few, places, card),
-            calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
-            tested=tested if segments.share < 1 else None,
-            null=null,
-        )
+        return _judge_by_permutations(settings, measure.card, matrix, segments, places)
     return JudgedValues()
+
+
+def _judge_in_closed_form(
+    settings: Significance, card: Card, matrix: SimilarityMatrix, places: Sequence[slice]
+) -> JudgedValues:
+    """The significance from the moments of random pairings: p is that of z summed over batches."""
+    observed, root = matrix.statistics, math.sqrt(matrix.batches)
+    skewness = observed["skewness"].masked_fill(matrix.values.isnan(), torch.nan) / root
+    heaviness = observed["heaviness"] / matrix.batches
+    p = compute_tail_p(observed["z"] * root, skewness, heaviness)
+    among = group_into_families(matrix.values, card, places, settings.family_of)
+    family, rate = correct(p, matrix.values, None, card, among)
+    unknown = (skewness > SKEWED) | (heaviness > HEAVY)
+    left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
+    null: dict[str, Any] = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
+    null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
+    null |= {"not_valid": faults} if (faults := explain_doubtful_chance(matrix, places)) else {}
+    family, rate = (drop_families(values, left_out, places, card) for values in (family, rate))
+    return JudgedValues(p, family, rate, null=null)
+
+
+def _judge_by_permutations(
+    settings: Significance, card: Card, matrix: SimilarityMatrix, segments: Segments, places: Sequence[slice]
+) -> JudgedValues:
+    """The significance from values of rows that were paired at random."""
+    observed, holm = matrix.statistics, settings.family == "holm"
+    null: dict[str, Any] = {
+        "method": "permutation",
+        "permutations": settings.permutations,
+        "clusters": settings.clusters,
+        "alpha": settings.alpha,
+        "family": "holm" if holm else "max_t",
+        "segments": segments.count,
+        "share": segments.share,
+    }
+    drawn_values = observed["null"]
+    tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
+    p = p_values(tested, drawn_values, card)
+    among = group_into_families(tested, card, places, settings.family_of)
+    family, rate = correct(p, tested, None if holm else drawn_values, card, among)
+    needed = [count_needed_permutations(int(cells.sum()), settings.alpha) for cells in among]
+    few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
+    faults = _explain_permutations(settings, matrix, segments, places)
+    faults += [UNPAIRED] if is_unmoved(tested, drawn_values) else []
+    null |= {"not_valid": faults} if faults else {}
+    null |= {"within": settings.held} if settings.held else {}
+    null |= {"family_of": settings.family_of, "families": len(among)}
+    null |= {"permutations_for_q": max(needed)} if few else {}
+    # without the similarity that random pairings keep by leaving rows in place
+    threshold = (
+        compute_null_quantile(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
+    )
+    calibration = calibrate(tested, threshold, card)
+    return JudgedValues(
+        p,
+        family,
+        drop_families(rate, few, places, card),
+        calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
+        tested=tested if segments.share < 1 else None,
+        null=null,
+    )
+
+
+def _explain_permutations(
+    settings: Significance, matrix: SimilarityMatrix, segments: Segments, places: Sequence[slice]
+) -> list[str]:
+    """Says why permutations of these segments tell too little, where it was looked at."""
+    depends = matrix.statistics.get("depends")
+    if depends is None:
+        return []
+    each = segments.count / matrix.batches
+    about = {"documents": each, "shifted": settings.order == "shifts", "by_row": settings.clusters == "row"}
+    return explain_invalid_null(depends, matrix.batches, places, **about)
 
 
 def explain_doubtful_chance(matrix: SimilarityMatrix, places: Sequence[slice]) -> list[str]:

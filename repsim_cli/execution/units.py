@@ -19,7 +19,7 @@ from repsim_cli.execution import make_executor
 from repsim_cli.execution.driver import start_driver
 from repsim_cli.models.sizes import count_weight_bytes
 from repsim_cli.models.source import Series, Source
-from repsim_cli.runs.results import Run, scratch
+from repsim_cli.runs.results import Run, open_scratch_run
 
 BASE = 1e9  # bytes of a worker without a model
 TRAINED = 5  # times its weights: gradients, two moments, a batch
@@ -81,7 +81,7 @@ def open_session(config: Mapping[str, Any], threads: int) -> Callable[[str, Mapp
     kinds = {"model": partial(_train, checked.models), **checked.study.worker()}
 
     def perform(kind: str, args: Mapping[str, Any]) -> bool:
-        with scratch() as run:
+        with open_scratch_run() as run:
             return kinds[kind](run, **args)
 
     return perform

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import escape, make_unique_filename
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import entitle, name_powers, narrow, room
+from repsim_cli.figures.layout import entitle, limit_room, name_powers, narrow
 from repsim_cli.figures.texts import find_axis_objects
 from repsim_cli.runs.results import Progress, quiet, write
 
@@ -157,7 +157,7 @@ def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:
     width = INCHES[style.width] - 2 * MARGIN if style.width else None
     left, figure, title = width, None, ""
     for _ in range(TRIES):
-        with room(left) as given:
+        with limit_room(left) as given:
             figure = _make_legible_figure(make, style.font, key)
         title = figure.get_suptitle()
         figure.suptitle("")

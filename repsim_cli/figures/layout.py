@@ -41,7 +41,7 @@ _ROOM: ContextVar[Room] = ContextVar("room")
 
 
 @contextmanager
-def room(inches: float | None) -> Iterator[Room]:
+def limit_room(inches: float | None) -> Iterator[Room]:
     """Tells the figures that are drawn inside the block how many inches they have in all."""
     given = Room(inches)
     token = _ROOM.set(given)

@@ -53,7 +53,7 @@ def correlate_measures(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarra
     return rho
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """measure-agreement"""
     yield "measure-agreement", partial(_draw_measure_agreement, run, run.results.matrices[NAME])
 
@@ -76,7 +76,7 @@ def draw_agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: 
     return figure
 
 
-@analysis(studies=("similarity", "attention"), figures=figures)
+@analysis(studies=("similarity", "attention"), figures=draw_figures)
 def agreement(run: Finished, options: Agreement, claims: Sequence[Claim]) -> Part:
     maps = {label: (x.values, x.measure.larger_is_closer) for label, x in run.maps.items()}
     rho, labels = correlate_measures(maps), list(maps)

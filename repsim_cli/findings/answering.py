@@ -244,7 +244,7 @@ def describe_range(values: Float[np.ndarray, " k"]) -> list[str]:
     return [f"{name} {value:{digits}}" for name, value in parts.items()]
 
 
-def leave_out_itself(matrix: Matrix, values: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " k"]:
+def leave_out_diagonal(matrix: Matrix, values: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " k"]:
     """Leaves out the cells of each layer with itself, which would raise the mean of a model with itself, and keeps them
     where there are no others."""
     same = matrix.rows == matrix.columns and len(values) > 1

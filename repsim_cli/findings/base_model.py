@@ -150,7 +150,7 @@ def tasks_diverge_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | U
     )
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
     yield from list_layer_figures(run.results.curves, "base_model", run.seeds)
     for label, layers in run.maps.items() if run.base in run.models else ():
@@ -193,7 +193,7 @@ def _tabulate(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: 
 @analysis(
     studies=("similarity", "attention"),
     unasked=lambda planned: planned.base is not None and not planned.options.get("within"),
-    figures=figures,
+    figures=draw_figures,
 )
 def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}

@@ -35,12 +35,12 @@ def average_adjacent_layers(values: np.ndarray) -> np.ndarray:
     return (values.diagonal(1) + values.diagonal(-1)) / 2
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_MEASURE"""
     yield from list_layer_figures(run.results.curves, "blocks", run.seeds)
 
 
-@analysis(studies=("similarity", "attention"), figures=figures)
+@analysis(studies=("similarity", "attention"), figures=draw_figures)
 def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
     rows, curves = [], {}
     for label, layers in run.maps.items():

@@ -271,7 +271,7 @@ def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
 # ---- tables ----
 
 
-def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
+def make_tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
     """Makes the tables of the analysis. every: by the label of the measure."""
     rows = []
     for measure, parted in every.items():
@@ -327,7 +327,7 @@ SOLID: dict[str, Any] = {"linewidth": 2}
 DOTTED: dict[str, Any] = {"linewidth": 1, "linestyle": ":"}
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """boundaries: of every model and measure the steps from block to block, and the boundary"""
     yield "boundaries", partial(_draw_block_steps, run)
 
@@ -373,7 +373,7 @@ def _draw_block_steps(run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("similarity",), figures=figures, within=True)
+@analysis(studies=("similarity",), figures=draw_figures, within=True)
 def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> Part:
     sparsity = {
         label: metrics.get("sparsity", 0.0)
@@ -395,4 +395,4 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
         each.verdict(label, parted) for label, parted in every.items() for each in select_claims(claims, "blocks")
     ]
     verdicts += [each.verdict("all measures", by_name) for each in select_claims(claims, "measures")]
-    return Part(tables=tables(run, every), claims=verdicts)
+    return Part(tables=make_tables(run, every), claims=verdicts)

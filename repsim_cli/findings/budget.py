@@ -118,7 +118,7 @@ def _say_where(row: Row, rows: Sequence[Row]) -> str:
     return first if first == second else f"{first} of {row['model a']} and {second} of {row['model b']}"
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """budget, by-token_MEASURE: a panel per pair of models"""
     for name, stacked in STACKED.items():
         if name in run.results.tables:
@@ -174,7 +174,7 @@ def _draw(panel: Any, rows: Sequence[Row], stacked: Mapping[str, tuple[str, str]
     draw_light_grid(panel)
 
 
-@analysis(studies=("similarity",), unasked=lambda planned: planned.budget, figures=figures)
+@analysis(studies=("similarity",), unasked=lambda planned: planned.budget, figures=draw_figures)
 def budget(run: Finished, options: Budget, claims: Sequence[Claim]) -> Part:
     tables = run.results.tables
     say = say_most_shared if BUDGET in tables else say_neighbours

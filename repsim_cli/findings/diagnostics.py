@@ -102,7 +102,7 @@ def describe_concentrated_layers(
             )
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """diagnostics, a panel per quantity, where a layer is named in a warning, or on demand"""
     options = Diagnostics(**run.results.analyses["diagnostics"]["options"])
     table = run.results.tables[DIAGNOSTICS] if DIAGNOSTICS in run.results.tables else Table(columns=[], rows=[])
@@ -140,7 +140,7 @@ def compute_norm_ratio(row: dict[str, Any]) -> float | None:
     return first / elsewhere if first is not None and elsewhere else None
 
 
-@analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures, within=True)
+@analysis(studies=STUDIES, unasked=lambda planned: True, figures=draw_figures, within=True)
 def diagnostics(run: Finished, options: Diagnostics, claims: Sequence[Claim]) -> Part:
     table = run.results.tables.get(DIAGNOSTICS, Table(columns=[], rows=[]))
     layers: dict[str, list[dict[str, Any]]] = {}

@@ -209,7 +209,7 @@ def clusters_are_the_groups(models: GroupDistances) -> Weighed | Untestable:
 BOX = 0.42  # inches of a kind of pairs
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-distances and NAME-models of every distance between models"""
     for number, matrix in enumerate(x for x in run.results.matrices.values() if x.analysis == "distances"):
         stem = slug(matrix.about["distance"], *([str(number)] if number else []))
@@ -278,7 +278,7 @@ def _draw_model_distances(run: Finished, matrix: Matrix) -> Any:
     return figure
 
 
-@analysis(studies=("similarity",), figures=figures)
+@analysis(studies=("similarity",), figures=draw_figures)
 def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Part:
     matrices: dict[str, tuple[np.ndarray, Matrix]] = {}
     rows: dict[str, list[list[Any]]] = {table: [] for table in COLUMNS}

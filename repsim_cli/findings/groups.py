@@ -134,7 +134,7 @@ def pair_models_by_group(groups: Members) -> dict[Kind, Pairs]:
     }
 
 
-def curves(
+def make_curves(
     quantity: str,
     label: str,
     point: str,
@@ -251,7 +251,7 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-POINT-groups"""
     yield from list_group_figures(run.results.curves, "groups")
 
@@ -309,7 +309,7 @@ def _draw_by_depth(every: Sequence[Curve]) -> Any:
     return figure
 
 
-@analysis(studies=("similarity",), unasked=lambda planned: bool(planned.groups), figures=figures)
+@analysis(studies=("similarity",), unasked=lambda planned: bool(planned.groups), figures=draw_figures)
 def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     verdicts = []
@@ -317,7 +317,7 @@ def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
         if run.groups:
             label = measure.card["label"]
             bounds = measure.card["bounds"]
-            made = curves(measure.label, label, point, layers, depths, level=run.level, bounds=bounds)
+            made = make_curves(measure.label, label, point, layers, depths, level=run.level, bounds=bounds)
             levels = list_chance_levels(run, run.maps[measure.label])
             lines |= {name: replace(x, about={**x.about, "levels": levels}) for name, x in made.items()}
         verdicts += [each.verdict(name, depths) for each in claims]

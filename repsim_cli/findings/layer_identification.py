@@ -97,7 +97,7 @@ def compute_jackknife_interval(shares: Float[np.ndarray, "m m"], level: float) -
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """identification-NETWORK: the share under every measure, a panel per hook point. With `whole`,
     identified-POINT-NETWORK: which layers are taken for which."""
     table = run.results.tables[TABLE]
@@ -167,7 +167,7 @@ def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
 # ---- the analysis ----
 
 
-@analysis(studies=("similarity",), figures=figures)
+@analysis(studies=("similarity",), figures=draw_figures)
 def layer_identification(run: Finished, options: LayerIdentification, claims: Sequence[Claim]) -> Part:
     rows, matrices = [], {}
     for label, layers in run.maps.items():

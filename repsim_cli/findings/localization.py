@@ -56,7 +56,7 @@ def measure_localization(
     return {way: single[way] - distributed[way] for way in single}
 
 
-def curves(
+def make_curves(
     quantity: str,
     label: str,
     means: Mapping[str, np.ndarray],
@@ -144,22 +144,22 @@ def _score_localization(whole: ClaimMap) -> np.ndarray:
     return measure_localization(whole.values[NEURONS], whole.values[WHOLE])["row"]
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-QUANTITY"""
     yield from list_layer_figures(run.results.curves, "localization", run.seeds)
 
 
-@analysis(studies=("similarity", "attention"), figures=figures)
+@analysis(studies=("similarity", "attention"), figures=draw_figures)
 def localization(run: Finished, options: Localization, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
         mean = f"mean {label}"
         means, levels = average_over_others(layers.values), list_chance_levels(run, layers)
-        lines |= curves(mean, f"{mean} over all other layers", means, layers, levels)
+        lines |= make_curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
         difference = measure_localization(named[NEURONS].values, named[WHOLE].values)
-        lines |= curves("localization", f"localization ({NEURONS} - {WHOLE})", difference, named[NEURONS])
+        lines |= make_curves("localization", f"localization ({NEURONS} - {WHOLE})", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))
     return Part(curves=lines, claims=[claim.verdict(measure, whole) for claim in claims])

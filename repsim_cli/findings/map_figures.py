@@ -39,11 +39,11 @@ from repsim_cli.findings.sentences import find_least_lead, judge_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-all of every measure, or NAME-panels where models are compared with themselves alone. On demand, or where
     there are few pairs of models, NAME-MODEL-MODEL of each, and measures-MODEL-MODEL of it under all measures; on
     demand NAME-all-se. What another analysis draws with its sub-networks is not drawn twice."""
-    yield from multiples.figures(run, whole)
+    yield from multiples.draw_figures(run, whole)
     drawn_with_layers = sub_networks.are_drawn(run, whole)
     count = sum(len(measured.matrices) for measured in run.results.measures)
     each = (whole or count <= MOST_PAIRS) and not run.groups

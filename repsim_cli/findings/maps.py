@@ -24,7 +24,7 @@ from repsim_cli.findings.evidence import (
     weigh_mean,
 )
 from repsim_cli.findings.layer_maps import ClaimMap, TrainedMap, find_trained, map_of
-from repsim_cli.findings.map_figures import Order, figures
+from repsim_cli.findings.map_figures import Order, draw_figures
 
 # ---- claims on one map: which layers of which models are alike ----
 
@@ -303,7 +303,7 @@ class Maps:
 @analysis(
     studies=("similarity", "attention", "outputs", "likelihoods", "convergence", "training_view", "parallel"),
     unasked=lambda planned: True,
-    figures=figures,
+    figures=draw_figures,
 )
 def maps(run: Finished, options: Maps, claims: Sequence[Claim]) -> Part:
     if not claims or not run.maps:

@@ -16,7 +16,7 @@ MOST_PAIRS = 3  # pairs of models up to which each has a figure of its own in th
 MEASURES = 12  # small maps of a figure at most
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """measures-MODEL-MODEL: every pair of models, or each model where none are compared with others; on demand, or
     where there are few."""
     by_pair: dict[tuple[str, str], list[tuple[Measured, Matrix]]] = {}

@@ -91,7 +91,7 @@ def is_logarithmic(at: Iterable[float | int]) -> bool:
     return min(at) > 0 and max(at) >= WIDE * min(at)
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """over-scale-MEASURE"""
     for name, curve in run.results.curves.items():
         if curve.analysis == "scales":
@@ -120,7 +120,7 @@ def _draw(curve: Curve) -> Any:
     return figure
 
 
-@analysis(studies=("similarity",), unasked=is_swept, figures=figures)
+@analysis(studies=("similarity",), unasked=is_swept, figures=draw_figures)
 def scales(run: Finished, options: Scales, claims: Sequence[Claim]) -> Part:
     """Says how similar models are at every value of a number of a measure (neighbours, bandwidth, mass), beside chance
     at that value, and on the whole."""

@@ -27,7 +27,9 @@ LEVEL = 0.002
 SEEN = 0.5  # of the way from chance to the best value: where chance reaches further, these rows cannot tell
 
 
-def sentences(whole: Results, read: answering.Read, first: str, second: str, kept: Kept | None = None) -> Iterator[str]:
+def say_how_alike(
+    whole: Results, read: answering.Read, first: str, second: str, kept: Kept | None = None
+) -> Iterator[str]:
     """Says in a sentence how alike two models are by the first measure, of each other whether it says so too, and last
     which rows are behind the similarity, as far as the run kept them."""
     told = ""

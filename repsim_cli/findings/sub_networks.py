@@ -148,7 +148,7 @@ def find_sub_networks(
 ByModel = Mapping[str, Mapping[str, OfModel]]  # by measure and model
 
 
-def tables(every: ByModel) -> dict[str, Table]:
+def make_tables(every: ByModel) -> dict[str, Table]:
     rows, agreed = [], []
     for measure, models in every.items():
         for model, layers in models.items():
@@ -161,7 +161,7 @@ def tables(every: ByModel) -> dict[str, Table]:
     return found | ({"agreement of sub-networks": Table(columns=AGREEMENT, rows=agreed)} if agreed else {})
 
 
-def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
+def make_curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
     """Makes, for every model, curves of the group of each layer, of its similarity to the next one, and of the
     silhouettes by the number of groups, also of surrogates without groups. labels: of axes, by measure."""
     return {
@@ -271,7 +271,7 @@ def are_drawn(run: Finished, whole: bool) -> bool:
     return bool(models) and (whole or len(models) <= FEW)
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-MODEL-layers of every measure and model"""
     by_model = {
         (curve.about["of"], curve.about["measure"], curve.about["model"]): curve
@@ -286,7 +286,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
                 yield name, partial(draw_sub_networks, run, measure, matrix, labels, following)
 
 
-@analysis(studies=("similarity",), figures=figures, within=True)
+@analysis(studies=("similarity",), figures=draw_figures, within=True)
 def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -> Part:
     targets, trained = run.options.get("targets"), run.trained.get(BY_BLOCK, [])
     every: dict[str, dict[str, OfModel]] = {}
@@ -312,4 +312,4 @@ def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -
         models = choose_clustered([every[label][model] for model in trained if model in deep], options, of_seeds)
         verdicts += [each.verdict(label, models) for each in claims]
     labels = {label: layers.measure.card["label"] for label, layers in run.maps.items()}
-    return Part(tables=tables(every), curves=curves(every, labels), claims=verdicts)
+    return Part(tables=make_tables(every), curves=make_curves(every, labels), claims=verdicts)

@@ -278,17 +278,17 @@ def _read_heads(table: Architecture, modules: Mapping[str, nn.Module], layer: in
         return None
     module = modules[place.module]
     inputs = _count_inputs(modules.get(end.module)) if end else None
-    count, width = _number(module, *COUNTS), _number(module, "v_head_dim", *WIDTHS)
+    count, width = _find_number(module, *COUNTS), _find_number(module, "v_head_dim", *WIDTHS)
     count = count or (inputs // width if inputs and width else None)
     width = width or (inputs // count if inputs and count else None)
     if count is None or width is None:
         return None
-    groups = _number(module, "num_key_value_groups")
-    keys = count // groups if groups else _number(module, *KEY_COUNTS) or count
-    return Heads(count, keys, _number(module, "qk_head_dim", *WIDTHS) or width, width)
+    groups = _find_number(module, "num_key_value_groups")
+    keys = count // groups if groups else _find_number(module, *KEY_COUNTS) or count
+    return Heads(count, keys, _find_number(module, "qk_head_dim", *WIDTHS) or width, width)
 
 
-def _number(module: nn.Module, *names: str) -> int | None:
+def _find_number(module: nn.Module, *names: str) -> int | None:
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), None)
 
 

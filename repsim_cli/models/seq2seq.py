@@ -53,7 +53,7 @@ def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
     return combine_stacks(stack("encoder", "layer.1"), vary(stack("decoder", "layer.2"), block=cross))
 
 
-def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
+def _add_experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
     """The table with MLPs that are mixtures of experts in some blocks."""
 
     def stack(name: str, mlp: str) -> Architecture:
@@ -63,12 +63,12 @@ def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
 
 
 def _switch(config: Any) -> Architecture:
-    return _experts(_t5(config, "mlp"), "layer.1.mlp", "layer.2.mlp")
+    return _add_experts(_t5(config, "mlp"), "layer.1.mlp", "layer.2.mlp")
 
 
 def _longt5(config: Any) -> Architecture:
     module = f"layer.0.{'Local' if config.encoder_attention_type == 'local' else 'TransientGlobal'}SelfAttention"
-    return _local(_t5(config), f"{module}.o", f"{module}.v")
+    return _add_local_attention(_t5(config), f"{module}.o", f"{module}.v")
 
 
 def _bart(
@@ -97,7 +97,7 @@ def _bart(
 BART = _bart(None)
 
 
-def _local(table: Architecture, output: str, value: str) -> Architecture:
+def _add_local_attention(table: Architecture, output: str, value: str) -> Architecture:
     """The table with an encoder whose attention is computed in parts."""
     block = {"z": Point(output, "input"), "attn_out": Point(output)}
     encoder = vary(table.stacks["encoder"], block=block, value=Point(value))
@@ -108,8 +108,10 @@ SEQ2SEQ: Tables = {
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "longt5": _longt5,
     "switch_transformers": _switch,
-    "nllb-moe": _experts(_bart("layer_norm", ("ffn.fc1", "ffn.fc2", "ff_layer_norm"), "cross_attention"), "ffn", "ffn"),
+    "nllb-moe": _add_experts(
+        _bart("layer_norm", ("ffn.fc1", "ffn.fc2", "ff_layer_norm"), "cross_attention"), "ffn", "ffn"
+    ),
     **dict.fromkeys(("bart", "blenderbot-small", "marian", "mvp", "plbart"), BART),
     **dict.fromkeys(("blenderbot", "m2m_100", "mbart", "pegasus", "whisper"), _bart("layer_norm")),
-    "led": _local(BART, "self_attn.output", "self_attn.longformer_self_attn.value"),
+    "led": _add_local_attention(BART, "self_attn.output", "self_attn.longformer_self_attn.value"),
 }

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,21 +281,7 @@ def _make_native_source(
         **config,
     }
 
-    def boot(init: bool) -> Any:
-        from transformer_lens import TransformerBridgeConfig
-        from transformer_lens.model_bridge.sources import boot_native
-
-        try:
-            cfg = TransformerBridgeConfig(
-                **settings, seed=seed, init_weights=init, architecture="TransformerLensNative"
-            )
-            with torch.random.fork_rng(devices=[]):
-                return boot_native(cfg)
-        except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
-            reason = str(error).splitlines()[0]
-            raise BadInput(
-                f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
-            ) from error
+    boot = partial(_boot_native, config, settings, seed)
 
     def load_native(eager: bool, how: Loading = WHOLE) -> nn.Module:
         weights_file = file()
@@ -348,6 +335,23 @@ def _make_native_source(
         modules=lambda model: list_hook_modules(model, MISNAMED_NATIVE),
         with_head=whole,
     )
+
+
+def _boot_native(config: Mapping[str, Any], settings: Mapping[str, Any], seed: int, init: bool) -> Any:
+    """Builds the module of a native model, without weights or with those of the seed. Raises BadInput with the config
+    that was given where its settings cannot be built."""
+    from transformer_lens import TransformerBridgeConfig
+    from transformer_lens.model_bridge.sources import boot_native
+
+    try:
+        cfg = TransformerBridgeConfig(**settings, seed=seed, init_weights=init, architecture="TransformerLensNative")
+        with torch.random.fork_rng(devices=[]):
+            return boot_native(cfg)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(
+            f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
+        ) from error
 
 
 def _check_native(config: Mapping[str, Any]) -> None:

@@ -204,7 +204,7 @@ def tabulate_differences(differences: list[PairDifference]) -> list[dict[str, An
     ]
 
 
-def figures(differences: list[PairDifference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def draw_figures(differences: list[PairDifference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A heatmap per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
     for number, difference in enumerate(differences):
         name = slug(difference.measure, f"{number:02d}", difference.rows, difference.columns)

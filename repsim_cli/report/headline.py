@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from repsim_cli.base.remedies import say_treatment
 from repsim_cli.findings import answering
-from repsim_cli.findings.sentences import sentences as written
+from repsim_cli.findings.sentences import say_how_alike as written
 from repsim_cli.report import studies
-from repsim_cli.report.questions import QUESTIONS
-from repsim_cli.report.studies import Said, list_findings, pick_main
+from repsim_cli.report.studies import Said, find_question, list_findings, pick_main
 from repsim_cli.runs import reader
 from repsim_cli.runs.behind import Kept, read_rows
 from repsim_cli.runs.content import Matrix, Measured, Results
@@ -40,7 +39,7 @@ def name_run(manifest: Mapping[str, Any], whole: Results) -> str:
 
 def say_question(manifest: Mapping[str, Any], whole: Results) -> str:
     """Says what a study asks, or else a comparison of layers; empty for what is neither."""
-    if asked := QUESTIONS.get(manifest["study"]):
+    if asked := find_question(manifest["study"]):
         return asked
     models = list(manifest.get("models", {}))
     matrices = [matrix for measured in whole.measures for matrix in measured.matrices]
@@ -71,7 +70,7 @@ class Sentences(NamedTuple):
 def list_sentences(folder: Path, whole: Results) -> Sentences:
     """Lists the sentences of a run, which commands and `--json` share."""
     read, found = partial(reader.read_array, folder), list_findings(whole)
-    pairs = {} if whole.study in QUESTIONS else _group_by_two_models(whole.measures)
+    pairs = {} if find_question(whole.study) else _group_by_two_models(whole.measures)
     kept = read_rows(folder) if pairs else None
     for of_two in list(pairs.values())[: _count_pairs(whole)]:
         (a, b), _ = _name_both_ways([measured.matrices for measured in of_two])
@@ -99,7 +98,7 @@ def _count_pairs(whole: Results) -> int:
     return MOST // max(1, len(whole.measures))
 
 
-def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[list[Any]]:
+def list_pair_sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[list[Any]]:
     """Lists for every two models, in both orders, and each measure what it says of them: the models, the measure's
     label, and the sentences, of the other measures after it. Of very many models only the first pairs."""
     read, said = cache(read), []

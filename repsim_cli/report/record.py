@@ -91,7 +91,7 @@ def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
         "config_text": (folder / "config.yaml").read_text() if configured else "",
         "title": headline.name_run(manifest, whole),
         "question": headline.say_question(manifest, whole),
-        "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
+        "said": headline.list_pair_sentences(whole, partial(read_array, folder), kept) if not maps else [],
         "rows": _encode(kept) if kept and among == 1 else None,
         "leads": say_main_findings(whole),
         "methods": headline.write_methods(manifest, whole),
@@ -189,7 +189,7 @@ def _measure(
     for what in QUANTITIES:
         kept = [cells[what][~np.isnan(cells[what])] for cells in arrays if what in cells]
         if kept:
-            scales[what] = _scale(np.concatenate(kept), measure.card, what)
+            scales[what] = _describe_colour_scale(np.concatenate(kept), measure.card, what)
 
     pairs = list(zip(measure.matrices, arrays, strict=True))
 
@@ -260,7 +260,7 @@ def average_blocks(array: np.ndarray, block: int) -> np.ndarray:
     return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
 
-def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
+def _describe_colour_scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
     low, high = (0.0, 1.0) if what in SHARES else choose_colour_range(values, card, what)
     return {
         "low": low,

@@ -17,7 +17,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key, make_unique_filename
-from repsim_cli.findings.answering import leave_out_itself
+from repsim_cli.findings.answering import leave_out_diagonal
 from repsim_cli.report import export
 from repsim_cli.runs import reader
 from repsim_cli.runs.results import Run
@@ -45,7 +45,7 @@ class TrackedRun:
         numbers: dict[str, float] = {}
         for measured in whole.measures:
             for matrix in measured.matrices:
-                values = leave_out_itself(matrix, reader.read_array(self.folder, matrix.values))
+                values = leave_out_diagonal(matrix, reader.read_array(self.folder, matrix.values))
                 values = values[np.isfinite(values)]
                 where = f"{measured.label}/{matrix.rows.model} x {matrix.columns.model}"
                 for word, function in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):

@@ -219,7 +219,7 @@ class Run:
 
 
 @contextmanager
-def scratch() -> Iterator[Run]:
+def open_scratch_run() -> Iterator[Run]:
     """A run whose files nobody reads."""
     with tempfile.TemporaryDirectory() as folder:
         yield Run(Path(folder), {"timings": {}, "peak_memory_mb_after": {}, "warnings": [], "resumed": []}, None)

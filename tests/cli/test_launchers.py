@@ -4,18 +4,11 @@ import json
 import os
 
 import pytest
+from helpers.small_run import TWO_MODELS
 
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.config.compose import convert_launcher_errors
 from repsim_cli.runs import folders, reader
-
-SMALL = (
-    "model=[tiny_a,tiny_b]",
-    "measure=[cka_unbiased]",
-    "extract.length=32",
-    "extract.sequences=24",
-    "extract.batch_rows=64",
-)
 
 
 def texts(folder):
@@ -43,7 +36,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     import sys
 
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "REPSIM_CACHE": str(tmp_path / "cache")}
-    words = ["run", "-m", "-q", *SMALL, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1"]
+    words = ["run", "-m", "-q", *TWO_MODELS, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1"]
     words += ["data=local_text", f"data.path={texts(tmp_path)}"]
     done = subprocess.run(
         [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, capture_output=True, text=True, check=False
@@ -76,7 +69,7 @@ def test_a_launcher_that_does_not_start_the_jobs_is_one_line(repsim, tmp_path, m
         (tmp_path / command).write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
         (tmp_path / command).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    code, _, err = repsim("run", "-m", f"hydra/launcher={launcher}", *SMALL, "seed=0,1")
+    code, _, err = repsim("run", "-m", f"hydra/launcher={launcher}", *TWO_MODELS, "seed=0,1")
     said = f"hydra/launcher: {launcher} does not start the jobs, got 'Invalid account'; change hydra.launcher.*"
     assert (code, f"error: {said}, or drop it" in err, "Traceback" in err) == (2, True, False)
 
@@ -96,7 +89,7 @@ def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
     """Found when the text is read: nothing started, nothing is left, exit code 2."""
     _, short = texts(tmp_path).split(",")
     words = ("data=local_text", f"data.path={short}", "seed=0,1")
-    code, out, err = repsim("run", "-m", "-q", *SMALL, *words)
+    code, out, err = repsim("run", "-m", "-q", *TWO_MODELS, *words)
     assert (code, out) == (2, "")
     assert err.count("the data has fewer rows than one batch") == 2
     assert "2 of 2 jobs did not complete" in err

@@ -6,17 +6,10 @@ import shutil
 import numpy as np
 import pytest
 from helpers.recorded import recorded
+from helpers.small_run import TWO_MODELS
 
 from repsim_cli.config.presets import GROUPS
 from repsim_cli.runs import reader
-
-SMALL = (
-    "model=[tiny_a,tiny_b]",
-    "measure=[cka_unbiased]",
-    "extract.length=32",
-    "extract.sequences=24",
-    "extract.batch_rows=64",
-)
 
 
 def local(label, folder):
@@ -39,7 +32,7 @@ def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
 
 @pytest.mark.drawn
 def test_show_list_and_plot(repsim, newest, tiny_folder):
-    assert repsim("run", "-q", *SMALL, "model=[]", local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
+    assert repsim("run", "-q", *TWO_MODELS, "model=[]", local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
     for name in ("latest", "mine", str(newest())):
         code, out, _ = repsim("show", name)
         assert code == 0
@@ -73,7 +66,7 @@ def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
 
 
 def test_damaged_manifests_hide_no_other_run(repsim, newest, tmp_path):
-    assert repsim("run", "-q", *SMALL)[0] == 0
+    assert repsim("run", "-q", *TWO_MODELS)[0] == 0
     good = newest()
     damaged = tmp_path / "outputs" / "2026-01-01" / "damaged"
     damaged.mkdir(parents=True)
@@ -85,9 +78,9 @@ def test_damaged_manifests_hide_no_other_run(repsim, newest, tmp_path):
 
 
 def test_compare(repsim, newest, tmp_path):
-    assert repsim("run", "-q", *SMALL, "name=one")[0] == 0
+    assert repsim("run", "-q", *TWO_MODELS, "name=one")[0] == 0
     one = newest()
-    assert repsim("run", "-q", *SMALL, "name=two", "seed=1", "model=[tiny_b,tiny_a,tiny_a_step100]")[0] == 0
+    assert repsim("run", "-q", *TWO_MODELS, "name=two", "seed=1", "model=[tiny_b,tiny_a,tiny_a_step100]")[0] == 0
     code, out, _ = repsim("diff", "one", "two", "--output", tmp_path / "cmp")
     assert code == 0
     assert "not compared: cka_unbiased: tiny_a x tiny_a_step100 only in" in out
@@ -110,7 +103,7 @@ def test_compare(repsim, newest, tmp_path):
     assert len(list((tmp_path / "cmp").glob("*.png"))) == 3
     code, out, _ = repsim("diff", "one", "one")
     assert all("largest         0" in line for line in out.splitlines()[1:])
-    assert repsim("run", "-q", *SMALL, "name=three", "measure=[cka]")[0] == 0
+    assert repsim("run", "-q", *TWO_MODELS, "name=three", "measure=[cka]")[0] == 0
     code, _, err = repsim("diff", "one", "three")
     assert code == 2
     assert "RUN: the runs share no measure and pair of models" in err

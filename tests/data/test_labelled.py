@@ -7,6 +7,7 @@ import urllib.request
 import datasets
 import numpy as np
 import pytest
+from helpers.data_files import load, table
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
@@ -42,16 +43,6 @@ HANS = [
     "template",
 ]
 PAIRS = [("Rain falls.", 'It is "wet" outside.'), ("A dog runs", "A cat runs"), ("We met", "We did meet")]
-
-
-def load(kind, path=None, **settings):
-    return registry.data.get(kind).function(path=None if path is None else str(path), **settings)
-
-
-def table(file, columns, rows, between="\t"):
-    lines = [columns, *([str(row.get(column, "x")) for column in columns] for row in rows)]
-    file.write_text("".join(between.join(line) + "\n" for line in lines))
-    return file
 
 
 def labels_of(sequences):
@@ -342,66 +333,6 @@ def test_splits_that_are_not_there(kind, split):
 def test_unlabelled_files_have_no_labels(tmp_path, gpt_tokenizer):
     file = table(tmp_path / "test.tsv", ["index", "sentence"], [{"index": 0, "sentence": "fine"}])
     assert load("sst2", file).sequences(gpt_tokenizer, EXTRACT, 0).labels is None
-
-
-CONLLU = """# sent_id = 1
-# text = I don't know.
-1\tI\tI\tPRON\tPRP\t_\t4\tnsubj\t_\t_
-2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
-2\tdo\tdo\tAUX\tVBP\t_\t4\taux\t_\t_
-3\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_
-4\tknow\tknow\tVERB\tVB\t_\t0\troot\t_\tSpaceAfter=No
-4.1\twhat\twhat\tPRON\tWP\t_\t_\t_\t4:obj\t_
-5\t.\t.\tPUNCT\t.\t_\t4\tpunct\t_\t_
-
-# text = Yes
-1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
-"""
-
-
-def test_conllu(tmp_path, gpt_tokenizer):
-    (tmp_path / "en_ewt-ud-dev.conllu").write_text(CONLLU)
-    surface, syntactic = (load("ewt", tmp_path, words=words) for words in ("surface", "syntactic"))
-    assert surface.sentences() == [["I", "don't", "know", "."], ["Yes"]]
-    assert syntactic.sentences() == [["I", "do", "n't", "know", "."], ["Yes"]]
-    assert surface.labels_of_words()["upos"] == [["PRON", "AUX+PART", "VERB", "PUNCT"], ["INTJ"]]
-    assert syntactic.labels_of_words()["upos"] == [["PRON", "AUX", "PART", "VERB", "PUNCT"], ["INTJ"]]
-    assert list(surface.labels_of_words()) == ["upos", "xpos", "deprel"]
-    assert load("ptb", table(tmp_path / "a.txt", ["one line"], [])).labels_of_words() == {}
-    found = surface.sequences(gpt_tokenizer, EXTRACT, 0)
-    assert found.ids[0][found.mask[0]].tolist() == gpt_tokenizer("I don't know .")["input_ids"]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("3\tn't", "5\tn't", "line 6: words out of order, got 5 after 2; number them from 1"),
-        ("4\tknow", "4\t ", "line 7: not a line of CoNLL-U"),
-        ("1\tYes\t", "1\tYes ", "line 12: not a line of CoNLL-U"),
-        ("# text = Yes", "text = Yes", "line 11: not a line of CoNLL-U, got 'text = Yes'"),
-        ("1\tYes", "1-2\tYes", "line 13: the sentence ends early, got 0 for 2; fix it"),
-        ("2-3\t", "3-2\t", "line 4: words out of order, got 3-2 after 1"),
-    ],
-)
-def test_bad_conllu(tmp_path, before, after, message):
-    assert before in CONLLU
-    (tmp_path / "a.conllu").write_text(CONLLU.replace(before, after))
-    with pytest.raises(BadInput, match=f"a.conllu, {message}"):
-        load("ewt", tmp_path / "a.conllu").sentences()
-
-
-def test_ptb(tmp_path, monkeypatch):
-    (tmp_path / "ptb.valid.txt").write_text(" the <unk> rose N points \n\n it fell \n")
-    sentences = [["the", "<unk>", "rose", "N", "points"], ["it", "fell"]]
-    assert load("ptb", tmp_path).sentences() == sentences
-    rows = datasets.Dataset.from_dict({"sentence": [" ".join(words) for words in sentences]})
-    rows.to_parquet(tmp_path / "a.parquet")
-    assert load("ptb", tmp_path / "a.parquet").sentences() == sentences
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows)
-    assert load("ptb", split="test").sentences() == sentences
-    revision = {"split": "test", "revision": "refs/convert/parquet"}
-    assert asked == [(("ptb-text-only/ptb_text_only", "penn_treebank"), revision)]
 
 
 def test_examples_that_are_kept_are_read_once():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from repsim_cli.findings.answering import find_closest_columns, make_layer_namer, say_closest
 from repsim_cli.findings.budget import say_most_shared, say_neighbours
 from repsim_cli.findings.driving import say_driving
-from repsim_cli.findings.sentences import sentences
+from repsim_cli.findings.sentences import say_how_alike
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import (
     BUDGET_COLUMNS,
@@ -36,10 +36,10 @@ from repsim_cli.studies.dictionaries.columns import (
     RECOVERED,
     SIDES_COLUMNS,
 )
-from repsim_cli.studies.dictionaries.finding_crosscoder import sentences as say_sides
+from repsim_cli.studies.dictionaries.finding_crosscoder import say_answers as say_sides
 from repsim_cli.studies.dictionaries.finding_transfer import say_dictionary_worth
 from repsim_cli.studies.layers.columns import OF_LAYER_COLUMNS
-from repsim_cli.studies.layers.finding import sentences as say_layers
+from repsim_cli.studies.layers.finding import say_answers as say_layers
 from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_restored_effect
 
 TIES = st.sampled_from([0.0, 0.25, 1.0])
@@ -132,7 +132,7 @@ def test_two_models(data):
         matrix = Matrix(rows=Side(model="a", layers=rows), columns=Side(model="b", layers=columns), values=f"values{name}", **beside)  # fmt: skip
         card = CARD | {"larger_is_closer": data.draw(st.booleans())}
         measures.append(Measured(name=name, label=name, settings={}, estimate={}, card=card, matrices=[matrix], chance=noted if beside else None))  # fmt: skip
-    for said in sentences(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"):
+    for said in say_how_alike(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"):
         check(said)
     check(say_closest(("a", "b"), rows, columns, find_closest_columns(arrays["valuesm"], larger=True)))
 

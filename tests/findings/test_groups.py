@@ -37,10 +37,10 @@ from repsim_cli.findings.distances import (
 from repsim_cli.findings.evidence import list_group_arrangements
 from repsim_cli.findings.groups import (
     Depths,
-    curves,
     group_layers_by_point,
     groups_alike_early,
     groups_differ_late,
+    make_curves,
     pair_models_by_group,
 )
 from repsim_cli.findings.permuted_groups import compute_labelling_separations, compute_separation, find_smallest_p
@@ -80,7 +80,7 @@ def test_every_pair_stands_in_one_kind():
 def by_depth(depths, *, level=0.95, bounds=(None, None)):
     """The curves by kind of pair."""
     layers = [f"h{i}" for i in range(len(depths.shares))]
-    made = curves("cka", "CKA", "layers", layers, depths, level=level, bounds=bounds)
+    made = make_curves("cka", "CKA", "layers", layers, depths, level=level, bounds=bounds)
     return {tuple(curve.about["pairs_of"]): curve for curve in made.values()}
 
 

@@ -27,7 +27,7 @@ def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_pat
     assert repsim("analyse", folder, f"+analyses.maps={{order: {order}}}")[0] == 0
     run = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     assert run.results.analyses["maps"]["options"] == {"order": order}
-    figure = dict(map_figures.figures(run, False))["cka-all"]()
+    figure = dict(map_figures.draw_figures(run, False))["cka-all"]()
     (axes,) = find_matrix_axes(figure)
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert axes.get_xlabel() == f"layers by {order}, resid_post by block"
@@ -95,7 +95,7 @@ def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, le
 
 
 def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
-    jobs = dict(map_figures.figures(run_of(tmp_path), True))
+    jobs = dict(map_figures.draw_figures(run_of(tmp_path), True))
     pairs = [name for name in jobs if name != "procrustes-all"]
     assert len(pairs) == 3
     for name in pairs:
@@ -107,13 +107,13 @@ def test_one_pair_under_all_measures(tmp_path):
     """Each pair of models has one figure of several measures, in parts where there are many; one bar of colours where
     all have the same scale and no level of chance."""
     one = run_of(tmp_path, {"alpha": 0.05})
-    assert not [name for name in dict(map_figures.figures(one, True)) if name.startswith("measures-")]
+    assert not [name for name in dict(map_figures.draw_figures(one, True)) if name.startswith("measures-")]
     for null in (True, False):
         run = run_of(tmp_path, {"alpha": 0.05} if null else None)
         (measured,) = run.results.measures
         several = [dataclasses.replace(measured, label=f"{measured.label}_{i}") for i in range(13)]
         run = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=several))
-        jobs = {name: make for name, make in map_figures.figures(run, False) if name.startswith("measures-")}
+        jobs = {name: make for name, make in map_figures.draw_figures(run, False) if name.startswith("measures-")}
         pair_names = {name.rsplit("-", 1)[0] for name in jobs}
         assert len(pair_names) == 1
         assert [name[-3:] for name in jobs] == ["-01", "-02"]
@@ -128,7 +128,7 @@ def test_one_pair_under_all_measures(tmp_path):
         cards = [{**measured.card, "label": f"another {i}"} for i in range(13)]
         parts = [dataclasses.replace(x, card=card) for x, card in zip(several, cards, strict=True)]
         mixed = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=parts))
-        figure = dict(map_figures.figures(mixed, False))[next(iter(jobs))]()
+        figure = dict(map_figures.draw_figures(mixed, False))[next(iter(jobs))]()
         labels = {axes.get_ylabel() for axes in figure.axes} & {"smaller is closer", "larger is closer"}
         assert len(labels) == 1  # the bar is of all measures and has the name of none
 
@@ -180,7 +180,7 @@ def test_a_title_says_whether_p_is_valid_and_why_no_cell_is_crossed(tmp_path, p,
     matrices = [dataclasses.replace(matrix, **{which: "p.npy"}) for matrix in measured.matrices]
     run.results.measures[:] = [dataclasses.replace(measured, matrices=matrices)]
     for name in ("procrustes-all", "procrustes-00-01-a-b"):
-        title = dict(map_figures.figures(run, True))[name]().texts
+        title = dict(map_figures.draw_figures(run, True))[name]().texts
         (line,) = (line for text in title for line in text.get_text().splitlines() if "p ≤" in line or "p >" in line)
         assert f"({said}" in line
         assert line.endswith("; p is not valid, see the warnings)") == bool(faults)

@@ -8,7 +8,7 @@ import pytest
 from repsim_cli.base.errors import BadConfig
 from repsim_cli.config.parts import expand_value_lists
 from repsim_cli.findings.analysis import Finished, LayerMap, Planned
-from repsim_cli.findings.scales import Scales, figures, find_scale_families, is_swept, scales
+from repsim_cli.findings.scales import Scales, draw_figures, find_scale_families, is_swept, scales
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Measured, Results
 
@@ -40,7 +40,7 @@ def test_a_planted_curve_and_its_area(tmp_path):
     (curve,) = part.curves.values()
     assert (curve.at, list(curve.lines)) == ([1, 10, 100], ["a and b"])
     run.results.curves["knn over k"] = replace(curve, analysis="scales")
-    ((name, draw),) = figures(run, True)
+    ((name, draw),) = draw_figures(run, True)
     assert name.startswith("over-scale-")
     draw()
 

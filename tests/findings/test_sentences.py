@@ -5,7 +5,7 @@ import pytest
 import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, sentences
+from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, say_how_alike
 from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
@@ -40,7 +40,7 @@ def say(
                 chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter}, null=null,
             )
         )  # fmt: skip
-    return list(sentences(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
+    return list(say_how_alike(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
 
 
 def test_layers_that_are_as_alike_within_error_are_named():

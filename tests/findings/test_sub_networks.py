@@ -36,11 +36,11 @@ from repsim_cli.findings.sub_networks import (
     Clustered,
     SubNetworks,
     choose_clustered,
-    curves,
     find_sub_networks,
     layer_wise_groups_are_the_published,
     layer_wise_training_gives_three_groups,
-    tables,
+    make_curves,
+    make_tables,
 )
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
@@ -307,12 +307,12 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
         "segments and transformer blocks": 1,
         **{f"{one} and given": own for one in ("spectral", "segments", "spectral, as many,", "segments, as many,")},
     }
-    made = tables({"gw": {"m": found}})
+    made = make_tables({"gw": {"m": found}})
     assert [row[:5] for row in made["sub-networks"].rows] == [
         ["gw", "m", "spectral", 2, "0-5, 6-11"],
         ["gw", "m", "segments", 2, "0-5, 6-11"],
     ]
-    lines = curves({"gw": {"m": found}}, {"gw": "GW"})
+    lines = make_curves({"gw": {"m": found}}, {"gw": "GW"})
     assert lines["sub-networks, gw, m"].at == found.layers
     assert lines["sub-networks, gw, m"].lines == {
         **dict.fromkeys(["spectral", "segments"], labels.tolist()),
@@ -336,8 +336,8 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     gradient = np.abs(np.arange(12)[:, None] - np.arange(12.0))
     none = find_sub_networks(gradient, [f"h{i}" for i in range(12)], False, SubNetworks(), None)
     assert (none.groups["spectral"].count, none.agreement) == (1, {})  # one group each: no agreement
-    assert list(tables({"gw": {"m": none}})) == ["sub-networks"]
-    assert [name.partition(",")[0] for name in curves({"gw": {"m": one}}, {"gw": "GW"})] == [
+    assert list(make_tables({"gw": {"m": none}})) == ["sub-networks"]
+    assert [name.partition(",")[0] for name in make_curves({"gw": {"m": one}}, {"gw": "GW"})] == [
         "sub-networks",
         "to the next layer",
         "scores of segments",
@@ -349,21 +349,21 @@ def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
     """The overview has them; on demand all models have."""
     labels = [f"m{i}" for i in range(count)]
     found = {label: find_sub_networks(planted((6, 6), 0)[1], [f"h{i}" for i in range(12)], False, SubNetworks(), None) for label in labels}  # fmt: skip
-    lines = {name: replace(curve, analysis="sub_networks") for name, curve in curves({"cka": found}, {"cka": "CKA"}).items()}  # fmt: skip
+    lines = {name: replace(curve, analysis="sub_networks") for name, curve in make_curves({"cka": found}, {"cka": "CKA"}).items()}  # fmt: skip
     sides = [Side(model=label, layers=found[label].layers) for label in labels]
     matrices = [Matrix(rows=side, columns=side) for side in sides]
     measured = Measured(name="cka", label="cka", settings={}, estimate={}, card={}, matrices=matrices)
     whole = Results(study="similarity", measures=[measured], curves=lines)
     run = Finished(folder=tmp_path, manifest={}, results=whole)
     names = [f"cka-{label}-layers" for label in labels]
-    assert [name for name, _ in sub_networks.figures(run, False)] == (names if overview else [])
-    assert [name for name, _ in sub_networks.figures(run, True)] == names
-    assert [name for name, _ in map_figures.figures(run, False)] == ([] if overview else ["cka-panels"])
+    assert [name for name, _ in sub_networks.draw_figures(run, False)] == (names if overview else [])
+    assert [name for name, _ in sub_networks.draw_figures(run, True)] == names
+    assert [name for name, _ in map_figures.draw_figures(run, False)] == ([] if overview else ["cka-panels"])
 
 
 def test_closest_layers():
     near = {"names": ["a", "b", "c", "d"], "values": {"c1": np.array([0.5, 0.2, 0.21, 0.9])}}
-    found = targets.tables({"gw": {"m": Near(**near)}, "cka": {"m": Near(**near, larger_is_closer=True)}})
+    found = targets.make_tables({"gw": {"m": Near(**near)}, "cka": {"m": Near(**near, larger_is_closer=True)}})
     assert found["closest to targets"].rows == [["gw", "m", "c1", "b", 0.2, 1], ["cka", "m", "c1", "d", 0.9, 0]]
     ranked = found["layers by target"].rows
     assert [row[4] for row in ranked] == ["b", "c", "a", "d", "d", "a", "c", "b"]

@@ -189,7 +189,7 @@ def strip(models: list[str], count: int, measures: int, scale: float = 1.0) -> A
     ]  # fmt: skip
     options = {"feature_maps": {"options": {"label": None}}}
     run = in_memory(arrays, every[0][2], measures=[each for each, _, _ in every], analyses=options)
-    return feature_maps._strip(run, kept)
+    return feature_maps._draw_feature_maps(run, kept)
 
 
 def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> Any:
@@ -322,7 +322,7 @@ def shape_over_depth(models: list[str], depths: list[str]) -> Any:
 
 
 def map_about(models: list[str], depths: list[str]) -> Any:
-    return barycentre._map(depths, about_a_shape(models, depths))
+    return barycentre._draw_map(depths, about_a_shape(models, depths))
 
 
 def identified(measures: list[str], points: int) -> Any:
@@ -396,7 +396,7 @@ def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
     ]  # fmt: skip
     arrays = {name: array for _, of, _ in every for name, array in of.items()}
     run = in_memory(arrays, every[0][2], measures=[each for each, _, _ in every])
-    return next(multiples.figures(run, False))[1]()
+    return next(multiples.draw_figures(run, False))[1]()
 
 
 SEEDS = named(3, "bert_base_uncased_finetuned_on_mnli")

@@ -7,8 +7,9 @@ from itertools import product
 import pytest
 from helpers.made_runs import made
 
+from repsim_cli.base.registry import pages, studies
 from repsim_cli.report.headline import list_sentences
-from repsim_cli.report.studies import LEADS, MOST, list_findings, pick_main, say_main_findings
+from repsim_cli.report.studies import MOST, find_question, list_findings, pick_main, say_main_findings
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import ANSWERS, IDENTICAL, Axis, Curve, Results, Table
 
@@ -115,7 +116,14 @@ def without_a_cell(tables):
 
 
 def test_every_study_with_sentences_is_tried():
-    assert TABLES.keys() == LEADS.keys()
+    said = {name for name in pages.names() if pages.get(name).function.__name__ != "<lambda>"}
+    assert TABLES.keys() == said
+
+
+def test_every_study_has_its_page():
+    """A question, but where studies compare layers of models, which are named in it."""
+    assert {*pages.names()} == {*studies.names(), "verify"} - {"attention"}
+    assert [name for name in pages.names() if find_question(name) is None] == ["similarity"]
 
 
 @pytest.mark.parametrize("study", TABLES)

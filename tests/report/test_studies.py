@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from helpers.made_runs import made, saved
 
-from repsim_cli.report import studies
 from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import BEYOND_WALKS, Axis, Curve, Results, Table
+from repsim_cli.studies.neurons.page import say_as_few
 
 STITCHES = Table(
     columns=["head", "tail", "head layer", "tail layer", "penalty", "penalty se"],
@@ -217,5 +217,5 @@ def test_its_page_begins_with_them(tmp_path, opened, study, parts, first):
 
 def test_the_model_of_fewest_counterparts_is_told_apart_or_not():
     """1 and 2 of 100 neurons are no difference, 1 and 60 are one."""
-    assert studies._say_as_few({"a": 0.02, "b": 0.01, "c": 0.6}, 100) == ", a is not told apart from it"
-    assert studies._say_as_few({"a": 0.3, "b": 0.01}, 100) == ""
+    assert say_as_few({"a": 0.02, "b": 0.01, "c": 0.6}, 100) == ", a is not told apart from it"
+    assert say_as_few({"a": 0.3, "b": 0.01}, 100) == ""

@@ -25,7 +25,7 @@ class HeadSide(NamedTuple):
     starts: list[int]
 
 
-def figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator[Job]:
+def draw_figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator[Job]:
     """heads-MEASURE-ROWS-COLUMNS for every measure that matches heads. rows, columns: a model, or MODEL@LAYER.
 
     Raises BadInput for a run without matrices of heads, and for a model or layer that it does not have.

@@ -50,7 +50,7 @@ def place_models(apart: Float[np.ndarray, "m m"]) -> tuple[Float[np.ndarray, "m 
     return places, sizes / max(np.trace(products), np.finfo(float).tiny)
 
 
-def sentences(run: Finished) -> Iterator[list[str]]:
+def say_answers(run: Finished) -> Iterator[list[str]]:
     """Says of each depth how far the models are from their common shape, and what chance gives."""
     for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items():
         yield [
@@ -63,16 +63,16 @@ def say_ends(rows: Sequence[Row]) -> str:
     """Says which model is closest and which furthest, and which others cannot be told apart from these."""
     values, errors = [row["distance"] for row in rows], [row["se"] for row in rows]
     if len(rows) == 2:
-        return f"both models are {_number(rows[0])} from their common shape"
+        return f"both models are {_format_distance(rows[0])} from their common shape"
     first, last = int(np.argmin(values)), int(np.argmax(values))
     if last in list_alike(values, errors, first):
         return (
-            f"no model is told apart from the others: their distances from the common shape are {_number(rows[first])} "
-            f"to {_number(rows[last])}"
+            "no model is told apart from the others: their distances from the common shape are "
+            f"{_format_distance(rows[first])} to {_format_distance(rows[last])}"
         )
     models = [row["model"] for row in rows]
     closest, furthest = (
-        _number(rows[end]) + say_others(models, list_alike(values, errors, end), end) for end in (first, last)
+        _format_distance(rows[end]) + say_others(models, list_alike(values, errors, end), end) for end in (first, last)
     )
     return f"{models[first]} is closest to the common shape at {closest}, {models[last]} furthest at {furthest}"
 
@@ -81,7 +81,7 @@ def _name_depth(depth: str) -> str:
     return f"depth {depth}" if depth.replace(".", "").isdigit() else depth
 
 
-def _number(row: Row) -> str:
+def _format_distance(row: Row) -> str:
     return f"{row['distance']:.3f}" + ("" if row["se"] is None else f" (se {row['se']:.2g})")
 
 
@@ -107,12 +107,12 @@ def make_depth_curve(depths: Mapping[str, Sequence[Row]]) -> Curve:
     )
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """barycentre: how far models are from their common shape, over depth; barycentre-map: where they are about it"""
     for curve in run.results.curves.values():
         yield "barycentre", partial(_draw_depth_curve, curve, run)
     for name, depths in split_into_pages("barycentre-map", list(group_by_depth(run.results.tables[MAP])), ACROSS):
-        yield name, partial(_map, depths, run)
+        yield name, partial(_draw_map, depths, run)
 
 
 def _draw_depth_curve(curve: Curve, run: Finished) -> Any:
@@ -145,7 +145,7 @@ def _say_rows(run: Finished) -> str:
     return f"{table.column('rows')[0]:,} rows of {table.column('documents')[0]:,} documents"
 
 
-def _map(shown: Sequence[str], run: Finished) -> Any:
+def _draw_map(shown: Sequence[str], run: Finished) -> Any:
     table = run.results.tables[MAP]
     depths = group_by_depth(table)
     models = list(dict.fromkeys(table.column("model")))
@@ -182,7 +182,7 @@ def _map(shown: Sequence[str], run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("barycentre",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("barycentre",), unasked=lambda planned: True, figures=draw_figures)
 def barycentre(run: Finished, options: BarycentreOptions, claims: Sequence[Claim]) -> Part:
     """Says which models are closest to their common shape, and places them on a map about it."""
     rows = []
@@ -197,7 +197,7 @@ def barycentre(run: Finished, options: BarycentreOptions, claims: Sequence[Claim
     columns = ["depth", "model", "first", "second", "share of the first", "share of the second"]
     return Part(
         tables={
-            NEAREST: Table(columns=["models", "what"], rows=list(sentences(run))),
+            NEAREST: Table(columns=["models", "what"], rows=list(say_answers(run))),
             MAP: Table(columns=columns, rows=rows),
         },
         curves={curve.y.name: curve} if len(curve.at) > 1 else {},

@@ -72,7 +72,7 @@ def summarise_columns(table: Table) -> Table:
     return Table(columns=["metric", "lowest", "mean", "highest", "standard deviation"], rows=rows)
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """classifiers-all with the metrics of the table, classifiers-loss with the training"""
     table, curves = run.results.tables[TABLE], list(run.results.curves.values())
     yield "classifiers-all", partial(_draw_accuracies, table)
@@ -127,7 +127,7 @@ def _choose_model_shades(table: Table) -> tuple[Any, str]:
     return colormaps["viridis"](SHADES[0] + (SHADES[1] - SHADES[0]) * scaled), "right on lexical overlap, not entailed"
 
 
-@analysis(studies=("finetune",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("finetune",), unasked=lambda planned: True, figures=draw_figures)
 def classifiers(run: Finished, options: ClassifierOptions, claims: Sequence[Claim]) -> Part:
     metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
     table = make_model_table(metrics)

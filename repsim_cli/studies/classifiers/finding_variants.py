@@ -202,7 +202,7 @@ def tabulate(scores: VariantScores) -> Table:
     return Table(columns=COLUMNS, rows=lines)
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """variants: what each changes, by task"""
     about = run.results.analyses["variants"]["options"]
     yield "variants", partial(_draw_changes, run.results.tables[TABLE], about["metric"], about["reference"])
@@ -248,7 +248,7 @@ def _draw_changes(table: Table, metric: str, reference: str) -> Any:
     return figure
 
 
-@analysis(studies=("finetune",), figures=figures)
+@analysis(studies=("finetune",), figures=draw_figures)
 def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
     evaluated = run.results.about.get("evaluated", {})

@@ -138,7 +138,7 @@ def read_rsa_excess(run: Finished) -> dict[tuple[str, str], list[float]]:
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """shared-latents, feature-spaces-MODEL-MODEL of models with several layers, cross-reconstruction-LAYER"""
     if matrices := run.select_kind(MATCHED):
         yield "shared-latents", partial(_draw_matched, run, matrices, run.results.analyses["features"]["options"])
@@ -152,7 +152,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             )
     crosses = run.select_kind(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
-        yield slug("cross-reconstruction", matrix.about["layer"]), partial(_cross, run, matrix)
+        yield slug("cross-reconstruction", matrix.about["layer"]), partial(_draw_cross_reconstruction, run, matrix)
 
 
 def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
@@ -215,7 +215,7 @@ def _draw_space_similarity(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
     return figure
 
 
-def _cross(run: Finished, matrix: Matrix) -> Any:
+def _draw_cross_reconstruction(run: Finished, matrix: Matrix) -> Any:
     values = run.array(matrix.values)
     figure, _ = draw_heatmap(
         values,
@@ -230,7 +230,7 @@ def _cross(run: Finished, matrix: Matrix) -> Any:
     return figure
 
 
-@analysis(studies=("features",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("features",), unasked=lambda planned: True, figures=draw_figures)
 def features(run: Finished, options: FeatureOptions, claims: Sequence[Claim]) -> Part:
     shared = [make_shared_row(matrix, run.array(matrix.values), options.cosine) for matrix in run.select_kind(MATCHED)]
     codes = [

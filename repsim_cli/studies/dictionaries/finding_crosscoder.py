@@ -26,7 +26,7 @@ class CrosscoderOptions:
     """Says whose latents a crosscoder has, and draws their decoder norms. There are no settings."""
 
 
-def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
+def say_answers(sides: Table, latents: Table) -> Iterator[list[str]]:
     """Says of each model how much of it the crosscoder explains and which latents are of it alone; then of the shared
     ones.
 
@@ -77,7 +77,7 @@ def compute_norm_shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m
     return norms / np.maximum(norms.sum(1, keepdims=True), np.finfo(float).tiny)
 
 
-def curves(run: Finished) -> Iterator[Curve]:
+def make_curves(run: Finished) -> Iterator[Curve]:
     """A curve per side, of two sides of the second alone: how many latents have a share of their norm on it."""
     matrix = run.results.matrices[NORMS]
     norms, active = np.asarray(run.array(matrix.values)), np.asarray(run.array(matrix.about["active"]))
@@ -99,7 +99,7 @@ def curves(run: Finished) -> Iterator[Curve]:
         )
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """crosscoder: how many latents have which share of their decoder norm on each side"""
     yield "crosscoder", partial(_draw, [x for x in run.results.curves.values() if x.analysis == "crosscoder"], run)
 
@@ -131,11 +131,11 @@ def _draw(curves: Sequence[Curve], run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("crosscoder",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("crosscoder",), unasked=lambda planned: True, figures=draw_figures)
 def crosscoder(run: Finished, options: CrosscoderOptions, claims: Sequence[Claim]) -> Part:
     """Says what a crosscoder explains of each side, and whose its latents are."""
-    said = list(sentences(run.results.tables[OF_SIDES], run.results.tables[OF_LATENTS]))
+    said = list(say_answers(run.results.tables[OF_SIDES], run.results.tables[OF_LATENTS]))
     return Part(
         tables={CODED: Table(columns=["side", "what"], rows=said)},
-        curves={f"decoder norms, {curve.about['model']}": curve for curve in curves(run)},
+        curves={f"decoder norms, {curve.about['model']}": curve for curve in make_curves(run)},
     )

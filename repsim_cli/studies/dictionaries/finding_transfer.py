@@ -85,7 +85,7 @@ def pair_with_base(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
             yield row, base[row["dictionary"]]
 
 
-def curves(rows: Sequence[Row]) -> Iterator[Curve]:
+def make_curves(rows: Sequence[Row]) -> Iterator[Curve]:
     """Draws each score over the dictionaries of a model, where it has one. rows: one for each dictionary."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     for score, meant in MEANT.items():
@@ -105,7 +105,7 @@ def curves(rows: Sequence[Row]) -> Iterator[Curve]:
             )
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """dictionaries: what each dictionary explains and recovers, and its dead latents, a line per model"""
     groups: dict[str, list[Curve]] = {}
     for curve in run.results.curves.values():
@@ -130,7 +130,7 @@ def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
     return figure
 
 
-@analysis(studies=("dictionary_transfer",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("dictionary_transfer",), unasked=lambda planned: True, figures=draw_figures)
 def dictionary_transfer(run: Finished, options: DictionaryTransferOptions, claims: Sequence[Claim]) -> Part:
     """Says what each dictionary of the base is worth in the other models, and draws it."""
     rows = list_table_rows(run.results.tables[IN_MODELS])
@@ -140,5 +140,5 @@ def dictionary_transfer(run: Finished, options: DictionaryTransferOptions, claim
     ]
     return Part(
         tables={REUSED: Table(columns=["dictionary", "what"], rows=said)},
-        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows)},
+        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in make_curves(rows)},
     )

@@ -39,7 +39,7 @@ def compute_explained_share(sums: Sums) -> Any:
         return 1 - sums[0] / sums[1]
 
 
-def mean(sums: Sums) -> Any:
+def average(sums: Sums) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         return sums[0] / sums[1]
 
@@ -49,12 +49,12 @@ def subtract(sums: Sums) -> Any:
     return compute_explained_share(sums[:2]) - compute_explained_share(sums[2:])
 
 
-def _loses(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
+def _has_meaning(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
     """Says whether a share of what the next token loses with the mean row has a meaning: it loses more than the error
     of that, and the share's interval is narrower than the whole to each side."""
     if told.loss is None:
         return False
-    lost, error = jackknife(mean, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
+    lost, error = jackknife(average, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
     _, of_share = jackknife(compute_explained_share, np.stack([told.loss[SAID], told.loss[MEAN]]), documents)
     errors = say_beyond(len(np.unique(documents)))
     return lost is not None and lost > errors * (error or 0.0) and errors * (of_share or 0.0) < 1
@@ -79,9 +79,9 @@ def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, "
     if told.loss is not None and told.kl is not None:
         ones = np.ones_like(told.rows)
         by_loss = {kind: np.stack([told.loss[kind], told.loss[MEAN]]) for kind in (SAID, SHUFFLED)}
-        more = jackknife(mean, np.stack([told.loss[SAID], ones]), documents)
-        divergence = jackknife(mean, np.stack([told.kl[SAID], ones]), documents)[0]
-        by_loss = by_loss if _loses(told, documents) else None
+        more = jackknife(average, np.stack([told.loss[SAID], ones]), documents)
+        divergence = jackknife(average, np.stack([told.kl[SAID], ones]), documents)[0]
+        by_loss = by_loss if _has_meaning(told, documents) else None
     recovered: tuple[Any, Any] = (
         (None, None) if by_loss is None else jackknife(compute_explained_share, by_loss[SAID], documents)
     )
@@ -93,7 +93,7 @@ def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, "
     if base is None:
         return [*cells, None, None, None, None]
     cells += jackknife(subtract, np.stack([*by_rows[SAID], base.left[SAID], base.squares]), documents)
-    if by_loss is None or base.loss is None or not _loses(base, documents):
+    if by_loss is None or base.loss is None or not _has_meaning(base, documents):
         return [*cells, None, None]
     return [
         *cells,

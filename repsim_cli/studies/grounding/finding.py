@@ -179,7 +179,7 @@ def list_group_accuracies(run: Finished, cases: Sequence[Case], metric: str) -> 
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """grades-POINT: the mean rank of every measure with its band, the best at the top, and its rank in every test.
     grades-cost: mean rank against time."""
     table, standing = run.results.tables["grades"], run.results.tables["measures by grade"]
@@ -307,7 +307,9 @@ def _list_seconds_and_ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[list[flo
 # ---- the analysis ----
 
 
-@analysis(studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=figures)
+@analysis(
+    studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=draw_figures
+)
 def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
     cases = read_cases(run, options.metric)
     tests = [each for case in cases for each in grade_all(case)]

@@ -71,7 +71,7 @@ def group_by_model(table: Table) -> Rows:
     return rows
 
 
-def sentences(rows: Rows, errors: Rows, documents: int | None = None) -> Iterator[list[str]]:
+def say_answers(rows: Rows, errors: Rows, documents: int | None = None) -> Iterator[list[str]]:
     """Says of each model which layers stand out: those that cannot be told apart from the first of them."""
     for model, layers in rows.items():
         found = [
@@ -177,7 +177,7 @@ def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
     return Weighed(float(np.mean(gaps)), over)
 
 
-def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
+def make_curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
     """Draws each quantity over the layers of a model, where two layers or more have one.
 
     rows: the layers of each model.
@@ -205,7 +205,7 @@ def _find_reference_levels(column: str, layers: Layers) -> dict[str, Any]:
     return {"levels": levels[column]} if column in levels else {}
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """layers: a panel per number, a line per model"""
     groups: dict[str, list[Curve]] = {}
     for curve in run.results.curves.values():
@@ -237,7 +237,7 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("layers",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("layers",), unasked=lambda planned: True, figures=draw_figures)
 def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Part:
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
@@ -246,8 +246,8 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
         claims=[each.verdict("layers", trained) for each in claims],
         tables={
             STANDS_OUT: Table(
-                columns=["model", "what"], rows=list(sentences(rows, errors, run.results.about["documents"]))
+                columns=["model", "what"], rows=list(say_answers(rows, errors, run.results.about["documents"]))
             )
         },
-        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows, errors)},
+        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in make_curves(rows, errors)},
     )

@@ -52,7 +52,7 @@ from repsim_cli.studies.layers.columns import (
 )
 from repsim_cli.studies.layers.gathered import OfLayer, gather, select_text_values
 from repsim_cli.studies.layers.scores import LayerEstimate, average_over_documents
-from repsim_cli.studies.layers.without import BlockLosses, compute_lost, say_why_unskippable
+from repsim_cli.studies.layers.without import BlockLosses, compute_block_losses, say_why_unskippable
 
 SAME = 1e-4  # relative difference of numbers of one model, whose neurons may be in another order
 LEAST = 40  # texts of which an intrinsic dimension is estimated
@@ -234,7 +234,7 @@ class Layers(Study):
             counts = tally(run, extraction.models)
             progress = partial(run.progress, label=f"without blocks of {label}", unit="batches")
             with torch.inference_mode():
-                found = compute_lost(model, source, batches, progress, lambda mask: counts(label, mask))
+                found = compute_block_losses(model, source, batches, progress, lambda mask: counts(label, mask))
         return found._replace(units=units[chosen][np.concatenate(parts)])
 
     def _rows(
@@ -289,7 +289,7 @@ class Layers(Study):
                 BY_CHANCE: by_chance,
                 **_average_removal_effects(without, reading.points[at]),
             }
-            rows.append([reading.label, name, *(_number(number) for number in numbers.values())])
+            rows.append([reading.label, name, *(_read_value(number) for number in numbers.values())])
             errors.append([reading.label, name, *(_read_standard_error(number) for number in numbers.values())])
             for why in dict.fromkeys(lacking):
                 run.warn(f"{reading.label}@{name}: {why}")
@@ -314,10 +314,10 @@ def _compute(make: Callable[[], Any], lacking: list[str]) -> Any:
         return None
 
 
-def _number(number: Any) -> float | None:
+def _read_value(number: Any) -> float | None:
     value = number.value if isinstance(number, LayerEstimate) else number
     return None if value is None or np.isnan(value) else value
 
 
 def _read_standard_error(number: Any) -> float | None:
-    return _number(number.se) if isinstance(number, LayerEstimate) else None
+    return _read_value(number.se) if isinstance(number, LayerEstimate) else None

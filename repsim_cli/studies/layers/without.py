@@ -35,7 +35,7 @@ def say_why_unskippable(source: Source) -> str | None:
     return "its blocks share their weights" if table.shared is not None else None
 
 
-def compute_lost(
+def compute_block_losses(
     model: nn.Module,
     source: Source,
     batches: Sequence[Sequences],

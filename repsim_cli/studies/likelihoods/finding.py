@@ -30,7 +30,7 @@ class LikelihoodOptions:
     """Says which models are closest and furthest by the likelihoods of texts, with a map. There are no settings."""
 
 
-def sentences(run: Finished) -> Iterator[list[str]]:
+def say_answers(run: Finished) -> Iterator[list[str]]:
     """Says which two models are closest and which are furthest, with the error of each distance."""
     (measured,) = run.results.measures
     (matrix,) = measured.matrices
@@ -61,7 +61,7 @@ def say_interval(value: float, error: float, documents: int, level: float) -> st
     return f"{100 * level:g} % interval {low:.2g} to {high:.2g} over {documents} documents"
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """likelihoods-map: the models on the plane that keeps most of their distances"""
     yield "likelihoods-map", partial(_draw, run)
 
@@ -85,7 +85,7 @@ def _draw(run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("likelihoods",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("likelihoods",), unasked=lambda planned: True, figures=draw_figures)
 def likelihoods(run: Finished, options: LikelihoodOptions, claims: Sequence[Claim]) -> Part:
     """Says which models are closest and furthest, and places them on a map."""
     logs = run.array(run.results.matrices[LIKELIHOODS].values)
@@ -95,7 +95,7 @@ def likelihoods(run: Finished, options: LikelihoodOptions, claims: Sequence[Clai
     columns = ["model", "first", "second", "share of the first", "share of the second"]
     return Part(
         tables={
-            NEAREST: Table(columns=["models", "what"], rows=list(sentences(run))),
+            NEAREST: Table(columns=["models", "what"], rows=list(say_answers(run))),
             MAP: Table(columns=columns, rows=rows),
         }
     )

@@ -42,7 +42,7 @@ def all_models_reach_full_accuracy(metrics: Mapping[str, Mapping[str, float]]) -
     return Fact(accuracies[worst], HOLDS if holds else FAILS, "" if holds else f"lowest: {worst}")
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """learning-curves"""
     yield "learning-curves", partial(_draw_learning, list(run.results.curves.values()))
 
@@ -84,7 +84,7 @@ def _draw_learning(curves: Sequence[Curve]) -> Any:
     return figure
 
 
-@analysis(studies=("modular_training",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("modular_training",), unasked=lambda planned: True, figures=draw_figures)
 def modular_sums(run: Finished, options: ModularSums, claims: Sequence[Claim]) -> Part:
     metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
     return Part(claims=[each.verdict("accuracy", metrics) for each in claims])

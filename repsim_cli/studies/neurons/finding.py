@@ -137,7 +137,7 @@ def _average_over_models(
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universal-neurons, by-layer-mean_excess_correlation; on demand by-layer-share_of_universal_neurons"""
     yield "universal-neurons", partial(_draw_excesses, run, run.results.analyses["universal_neurons"]["options"])
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] == EXCESS}
@@ -191,7 +191,7 @@ def _list_example_neurons(
     return rows
 
 
-@analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=draw_figures)
 def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Sequence[Claim]) -> Part:
     models, pairs, examples, curves = [], [], [], {}
     excesses: dict[str, dict[str, np.ndarray]] = {}

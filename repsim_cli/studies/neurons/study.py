@@ -161,7 +161,9 @@ class UniversalNeurons(StudyOfRows):
         """
         a, b = pair
         model, other = self.readings[a].label, self.readings[b].label
-        (layers, neurons), (layers_of_others, neurons_of_others) = (_number(moments.widths[side]) for side in pair)
+        (layers, neurons), (layers_of_others, neurons_of_others) = (
+            _number_neurons(moments.widths[side]) for side in pair
+        )
         kept = varying[a]
         values = np.stack(
             [
@@ -191,6 +193,6 @@ class UniversalNeurons(StudyOfRows):
         )
 
 
-def _number(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _number_neurons(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The layer of every neuron, and its number in it."""
     return np.repeat(np.arange(len(widths)), widths), np.concatenate([np.arange(width) for width in widths])

@@ -16,7 +16,7 @@ class OutputOptions:
     """Says which models predict alike, and how often each is right. There are no settings."""
 
 
-def sentences(run: Finished) -> Iterator[list[str]]:
+def say_answers(run: Finished) -> Iterator[list[str]]:
     for measured in run.results.measures:
         for word, what in _say_measure(run, measured):
             yield [", ".join(filter(None, [measured.card["label"], word])), what]
@@ -61,4 +61,4 @@ def _say_error(error: float | None) -> str:
 @analysis(studies=("outputs",), unasked=lambda planned: True)
 def outputs(run: Finished, options: OutputOptions, claims: Sequence[Claim]) -> Part:
     """Says which models predict alike, and how often each is right."""
-    return Part(tables={DIFFER: Table(columns=["models", "what"], rows=list(sentences(run)))})
+    return Part(tables={DIFFER: Table(columns=["models", "what"], rows=list(say_answers(run)))})

@@ -49,7 +49,7 @@ def name_row_unit(run: Finished) -> str:
     return "words" if run.manifest["data"]["unit"] == "word" else "texts"
 
 
-def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
+def say_answers(ways: Ways, rows_are: str) -> Iterator[list[str]]:
     """Says of each model in which layer pairs find each other best, over both ways."""
     there, back = ways.values()
     (first, second), *_ = ways
@@ -132,7 +132,7 @@ def _list_retrieval_models(run: Finished) -> list[str]:
     return list(dict.fromkeys(run.results.tables[RETRIEVAL].column("model")))
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """parallel: pairs found by layer, both ways, and similarity across columns"""
     groups: dict[str, list[Curve]] = {}
     for curve in run.results.curves.values():
@@ -158,7 +158,7 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     return figure
 
 
-@analysis(studies=("parallel",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("parallel",), unasked=lambda planned: True, figures=draw_figures)
 def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -> Part:
     """Says where pairs find each other, and draws how alike layers are across columns."""
     ways = group_by_way(run.results.tables[RETRIEVAL])
@@ -169,5 +169,5 @@ def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -
         *(each for measured in run.results.measures for each in make_column_curves(run, measured, columns)),
     ]:
         curves[find_free_key(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
-    found = list(sentences(ways, name_row_unit(run)))
+    found = list(say_answers(ways, name_row_unit(run)))
     return Part(tables={FOUND: Table(columns=["model", "what"], rows=found)}, curves=curves)

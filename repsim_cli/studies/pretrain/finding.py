@@ -20,7 +20,7 @@ class Pretraining:
     """The figure of the loss over the steps of a pre-training. There are no settings."""
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """loss"""
     yield "loss", partial(_draw_pretraining_loss, run.results.curves[TRAINING], run.results.curves[HELD_OUT])
 
@@ -38,7 +38,7 @@ def _draw_pretraining_loss(training: Curve, held_out: Curve) -> Any:
     return figure
 
 
-@analysis(studies=("pretrain",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("pretrain",), unasked=lambda planned: True, figures=draw_figures)
 def pretraining(run: Finished, options: Pretraining, claims: Sequence[Claim]) -> Part:
     """Says what the held-out loss comes to, and draws it."""
     held_out = run.results.curves[HELD_OUT]

@@ -157,7 +157,7 @@ def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.n
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """probes-MODEL; by-layer-TARGET-PROBE"""
     matrices = run.select_kind("probes")
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
@@ -240,7 +240,7 @@ def make_accuracy_curves(run: Finished, matrix: Matrix) -> Iterator[tuple[str, C
         )
 
 
-@analysis(studies=("probes",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("probes",), unasked=lambda planned: True, figures=draw_figures)
 def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Part:
     """Says how well each layer tells each target, and which layer tells it best."""
     rows: list[list[Any]] = []

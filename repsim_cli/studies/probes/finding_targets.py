@@ -73,7 +73,7 @@ def count_near_ties(distances: Float[np.ndarray, " l"]) -> int:
     return int((np.abs(distances - best) <= ALIKE * abs(best) + 1e-12).sum()) - 1
 
 
-def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
+def make_tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
     """The closest layers of every model. every: by measure and model."""
     rows: dict[str, list[list[Any]]] = {table: [] for table in COLUMNS}
     for measure, models in every.items():
@@ -144,4 +144,4 @@ def targets(run: Finished, options: TargetOptions, claims: Sequence[Claim]) -> P
         for label, models in every.items()
         for each in claims
     ]
-    return Part(tables=tables(every) if functions else {}, claims=verdicts)
+    return Part(tables=make_tables(every) if functions else {}, claims=verdicts)

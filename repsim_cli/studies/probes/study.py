@@ -263,6 +263,46 @@ class Probes(StudyOfRows):
                 fits[model, layer].setdefault(tuple(record), []).append(ProbeFit(*values))
         return fits
 
+    def _map_errors(
+        self, run: Run, fits: Fits, label: str, layers: Sequence[str], probe: str, splits: Sequence[Split]
+    ) -> Matrix:
+        """The errors of a probe by layers of a model and targets, means over splits, with those of its control."""
+        errors, control = (
+            np.array(
+                [
+                    [[fit.error for fit in fits[label, layer][probe, target, way]] for target in self.names]
+                    for layer in layers
+                ]
+            )
+            for way in (False, True)
+        )
+        p = [
+            [combine_tests([fit.p for fit in fits[label, layer][probe, target, False]]) for target in self.names]
+            for layer in layers
+        ]
+        tested = {} if any(None in row for row in p) else {"p": np.array(p)}
+        stem = slug("probes", probe, label)
+        ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
+        return Matrix(
+            rows=Side(model=label, layers=list(layers)),
+            columns=Side(model=self.targets or "labels", layers=list(self.names)),
+            values=run.write_array(stem, errors.mean(2)),
+            n=len(splits[0].held_out),
+            details={
+                name: run.write_array(slug(stem, name), values)
+                for name, values in {"control": control.mean(2), **ends, **tested}.items()
+            },
+            label="held-out error (0: perfect)",
+            bounds=[0.0, 1.0],
+            about={
+                "kind": "probes",
+                "probe": probe,
+                "label": self.probes[probe].label,
+                "error": ERRORS[self.probes[probe].task],
+                "settings": describe_probe_settings(self.probes[probe], self.seed),
+            },
+        )
+
     def _results(
         self, run: Run, fits: Fits, targets: Targets, splits: Sequence[Split], tables: Mapping[str, Table]
     ) -> Results:
@@ -274,57 +314,11 @@ class Probes(StudyOfRows):
             named = [layer.name for layer in self.layers if layer.model == label]
             layers = [named[place] for place in order_layers(named)]
             for probe in self.probes:
-                errors, control = (
-                    np.array(
-                        [
-                            [[fit.error for fit in fits[label, layer][probe, target, way]] for target in self.names]
-                            for layer in layers
-                        ]
-                    )
-                    for way in (False, True)
-                )
-                p = [
-                    [
-                        combine_tests([fit.p for fit in fits[label, layer][probe, target, False]])
-                        for target in self.names
-                    ]
-                    for layer in layers
-                ]
-                tested = {} if any(None in row for row in p) else {"p": np.array(p)}
-                stem = slug("probes", probe, label)
-                ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
-                matrices[f"{probe}, {label}"] = Matrix(
-                    rows=Side(model=label, layers=layers),
-                    columns=Side(model=self.targets or "labels", layers=list(self.names)),
-                    values=run.write_array(stem, errors.mean(2)),
-                    n=len(splits[0].held_out),
-                    details={
-                        name: run.write_array(slug(stem, name), values)
-                        for name, values in {"control": control.mean(2), **ends, **tested}.items()
-                    },
-                    label="held-out error (0: perfect)",
-                    bounds=[0.0, 1.0],
-                    about={
-                        "kind": "probes",
-                        "probe": probe,
-                        "label": self.probes[probe].label,
-                        "error": ERRORS[self.probes[probe].task],
-                        "settings": describe_probe_settings(self.probes[probe], self.seed),
-                    },
-                )
+                matrices[f"{probe}, {label}"] = self._map_errors(run, fits, label, layers, probe, splits)
                 for target in self.names:
                     for layer in layers:
-                        fit, shuffled = (fits[label, layer][probe, target, way] for way in (False, True))
-                        error, fitted, given = (
-                            float(np.mean(values))
-                            for values in (
-                                [each.error for each in fit],
-                                [each.fitted_error for each in fit],
-                                [each.error for each in shuffled],
-                            )
-                        )
-                        converged, p = all(each.converged for each in fit), combine_tests([each.p for each in fit])
-                        rows.append([label, layer, target, probe, error, fitted, given, converged, given - error, p])
+                        fitted = (fits[label, layer][probe, target, way] for way in (False, True))
+                        rows.append([label, layer, target, probe, *_average_fits(*fitted)])
         largest = {
             name: float(np.mean([1 - find_largest_class(classes, split)[1] for split in splits]))
             for name, classes in targets.classes.items()
@@ -350,3 +344,12 @@ class Probes(StudyOfRows):
                 ),
             },
         )
+
+
+def _average_fits(fits: Sequence[ProbeFit], shuffled: Sequence[ProbeFit]) -> list[Any]:
+    """Averages over splits, as the last of `COLUMNS` have it. shuffled: on labels without meaning."""
+    error = float(np.mean([each.error for each in fits]))
+    fitted = float(np.mean([each.fitted_error for each in fits]))
+    control = float(np.mean([each.error for each in shuffled]))
+    converged = all(each.converged for each in fits)
+    return [error, fitted, control, converged, control - error, combine_tests([each.p for each in fits])]

@@ -188,13 +188,13 @@ NAMES = 0.6  # room for the names of layers
 BARS = 0.8  # of the step between two layers
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """feature-maps: of all models"""
     if kept := run.select_kind(FEATURE_MAPS):
-        yield "feature-maps", partial(_strip, run, kept)
+        yield "feature-maps", partial(_draw_feature_maps, run, kept)
 
 
-def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
+def _draw_feature_maps(run: Finished, kept: Sequence[Matrix]) -> Any:
     """Draws a row of maps per model, and below it, per measure, the distance of every layer from the one before."""
     from matplotlib.figure import Figure
 
@@ -296,7 +296,7 @@ def _average_directions(layers: LayerMap, model: str, names: Sequence[str]) -> S
     return (values + values.T) / 2
 
 
-@analysis(studies=("similarity",), figures=figures, within=True, needs="feature_maps")
+@analysis(studies=("similarity",), figures=draw_figures, within=True, needs="feature_maps")
 def feature_maps(run: Finished, options: FeatureMaps, claims: Sequence[Claim]) -> Part:
     kept = run.select_kind(FEATURE_MAPS)
     if not kept:

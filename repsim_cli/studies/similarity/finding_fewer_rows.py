@@ -37,7 +37,7 @@ class FewerRows:
     pairs: int = PAIRS
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """fewer-rows-MEASURE: a line per pair of models over the number of rows, dotted what chance gives."""
     most = run.results.analyses["fewer_rows"]["options"]["pairs"]
     for curve in run.results.curves.values():
@@ -72,7 +72,7 @@ def _draw_values_by_rows(curve: Curve, most: int) -> Any:
     return figure
 
 
-@analysis(studies=("similarity",), figures=figures, needs="fewer_rows")
+@analysis(studies=("similarity",), figures=draw_figures, needs="fewer_rows")
 def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Part:
     if FEWER_ROWS not in run.results.tables:
         raise BadInput("the run has no values of fewer rows; run it again with analyses.fewer_rows={}")

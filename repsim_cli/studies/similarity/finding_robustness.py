@@ -53,7 +53,7 @@ def compute_remedy_changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray
     return {name: np.where(seen, layers.values - base.values, np.nan) for name, layers in maps.items() if name != NONE}
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """robustness-MEASURE: a panel per remedy; cells that change are marked."""
     change = run.results.analyses["robustness"]["options"]["change"]
     for label, maps in read_remedy_maps(run).items():
@@ -97,7 +97,7 @@ def _draw_remedy_changes(label: str, maps: Mapping[str, LayerMap], change: float
     return figure
 
 
-@analysis(studies=("similarity",), figures=figures, within=True, needs="robustness")
+@analysis(studies=("similarity",), figures=draw_figures, within=True, needs="robustness")
 def robustness(run: Finished, options: Robustness, claims: Sequence[Claim]) -> Part:
     rows, cells, matrices = [], [], {}
     whole = read_remedy_maps(run)

@@ -39,7 +39,7 @@ def read_stitching_records(results: Results) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """stitching-METRIC-all and -baselines, lines over depth, or a panel per layer where there are few; of a grid, a
     heatmap per pair; stitching-curves-all."""
     about, records = run.results.about, read_stitching_records(run.results)
@@ -103,7 +103,7 @@ def _draw_pair_bars(
     value, error, label = METRICS[metric]
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
     pairs = sorted(
-        {(stitch["head"], stitch["tail"]) for stitch in records}, key=lambda pair: _order(pair, about["kinds"])
+        {(stitch["head"], stitch["tail"]) for stitch in records}, key=lambda pair: _sort_pairs(pair, about["kinds"])
     )
     figure = Figure(figsize=(PANEL * len(layers), max(1.6, ROW * len(pairs) + 0.4)), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, sharex=True, gridspec_kw={"wspace": 0.12}))
@@ -172,7 +172,7 @@ def _name_direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
     return f"{_say_ending(pair[0]) or _read_model_kind(pair[0], kinds)} → {_read_model_kind(pair[1], kinds)}{itself}"
 
 
-def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple[Any, ...]:
+def _sort_pairs(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple[Any, ...]:
     return (*(_read_model_kind(label, kinds) for label in pair), pair[0] != pair[1], pair)
 
 
@@ -198,7 +198,9 @@ def _draw_depth_lines(
     from matplotlib.figure import Figure
 
     value, error, label = METRICS[metric]
-    pairs = sorted({(each["head"], each["tail"]) for each in records}, key=lambda pair: _order(pair, about["kinds"]))
+    pairs = sorted(
+        {(each["head"], each["tail"]) for each in records}, key=lambda pair: _sort_pairs(pair, about["kinds"])
+    )
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
     names, at = _name(pairs, about["kinds"]), np.arange(len(layers))
     styles, drawn, marked = _assign_line_styles(names.values()), {}, False
@@ -290,7 +292,7 @@ def _draw_training_curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> 
     layers = list(dict.fromkeys(curve.about["head layer"] for curve in curves))
     figure = Figure(figsize=(PANEL * len(layers), 2.6), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, gridspec_kw={"wspace": 0.08}))
-    ordered = sorted(curves, key=lambda curve: _order(ways(curve), about["kinds"]))
+    ordered = sorted(curves, key=lambda curve: _sort_pairs(ways(curve), about["kinds"]))
     names = _name(list(dict.fromkeys(map(ways, ordered))), about["kinds"])
     styles = _assign_line_styles(names.values())
     for panel, layer in zip(panels, layers, strict=True):

@@ -10,7 +10,7 @@ from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, require_all_parts, weigh_mean
 from repsim_cli.runs.content import Table
-from repsim_cli.studies.stitching.drawing import SCRAMBLED, Kinds, Records, figures, read_stitching_records
+from repsim_cli.studies.stitching.drawing import SCRAMBLED, Kinds, Records, draw_figures, read_stitching_records
 
 Direction = tuple[str, str]  # the kinds of head and tail
 PAPER = "Brown et al. 2023"
@@ -165,7 +165,7 @@ def warn_of_unpaired(kinds: Kinds) -> Iterator[str]:
         yield f"not in the claims, for want of a partner of equal depth and the other activation: {', '.join(alone)}"
 
 
-@analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=figures)
+@analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=draw_figures)
 def stitching(run: Finished, options: StitchingOptions, claims: Sequence[Claim]) -> Part:
     records, kinds = read_stitching_records(run.results), run.results.about["kinds"]
     verdicts = [each.verdict("stitching penalty", records, kinds) for each in claims]

@@ -10,7 +10,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import weigh_by_jackknife
-from repsim_cli.findings.groups import EARLY, LATE, Depths, curves, list_group_figures, measure_late_gap
+from repsim_cli.findings.groups import EARLY, LATE, Depths, list_group_figures, make_curves, measure_late_gap
 from repsim_cli.findings.layers import read_block_number
 from repsim_cli.findings.permuted_groups import leave_out_each, number_groups
 from repsim_cli.runs.content import Curve, Table
@@ -93,7 +93,7 @@ def _average_penalties(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Wei
     return Weighed(value, weigh_by_jackknife(value, LITTLE, left_out, "model"))
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-resid_post-groups"""
     yield from list_group_figures(run.results.curves, "penalties")
 
@@ -122,7 +122,7 @@ def collect_stitched(run: Finished) -> dict[str, Stitched]:
     return by_quantity
 
 
-@analysis(studies=("stitching",), unasked=lambda planned: bool(planned.groups), figures=figures)
+@analysis(studies=("stitching",), unasked=lambda planned: bool(planned.groups), figures=draw_figures)
 def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     by_quantity = collect_stitched(run)
@@ -130,7 +130,7 @@ def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Par
         return Part(claims=[each.untestable("stitches", "needs groups of models") for each in claims])
     for quantity, (label, layers, depths) in by_quantity.items():
         bounds = BOUNDS.get(quantity, (None, None))
-        lines |= curves(quantity, label, "resid_post", layers, depths, level=run.level, bounds=bounds)
+        lines |= make_curves(quantity, label, "resid_post", layers, depths, level=run.level, bounds=bounds)
     verdicts = [
         each.verdict(quantity, depths)
         for quantity, (_, _, depths) in by_quantity.items()

@@ -26,7 +26,7 @@ from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Results
-from repsim_cli.runs.results import Progress, Run, quiet, scratch
+from repsim_cli.runs.results import Progress, Run, open_scratch_run, quiet
 from repsim_cli.studies.stitching.checks import check_all_stitchable, check_groups, check_recipe
 from repsim_cli.studies.stitching.cost import Amounts, estimate_costs, estimate_memory
 from repsim_cli.studies.stitching.evaluate import (
@@ -364,7 +364,7 @@ class StitchWorker:
 
     @cached_property
     def training(self) -> tuple[Sequences, PredictionTask]:
-        with scratch() as run:
+        with open_scratch_run() as run:
             self.study.choose(run)
             train, held = self.study.parts(run)
         return train, self.study.task(held)

@@ -197,7 +197,7 @@ def _train(
     losses: dict[Stitch, list[float]] = {stitch: [] for stitch in stitches}
     broken: dict[Stitch, int] = {}
     chance = math.inf
-    rows = _order(len(sequences.ids), recipe, seed)
+    rows = _draw_batches(len(sequences.ids), recipe, seed)
     for step in fitting.progress(range(recipe.steps), label=f"{stitches[0].head} -> {tail.label}", unit="steps"):
         running = [stitch for stitch in stitches if stitch not in broken]
         if not running:
@@ -261,7 +261,7 @@ def _find_divergence(losses: Sequence[float], chance: float) -> int | None:
     return int(max((i + 1 for i, loss in enumerate(losses) if loss <= limit), default=0))
 
 
-def _order(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
+def _draw_batches(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
     """The sequences of every step, (steps, batch): full passes, each in a new order."""
     draw, wanted = np.random.default_rng(seed), recipe.steps * recipe.batch
     passes = [draw.permutation(count) for _ in range(-(-wanted // count))]

@@ -105,7 +105,7 @@ def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untesta
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each, on
     demand or of few models."""
     curves = [curve for curve in run.results.curves.values() if "point" in curve.about and curve.x.name == "step"]
@@ -168,7 +168,7 @@ def _make_convergence_panel(curves: Sequence[Curve], models: str) -> tuple[Any, 
     return figure, panel
 
 
-@analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures)
+@analysis(studies=STUDIES, unasked=lambda planned: True, figures=draw_figures)
 def convergence(run: Finished, options: ConvergenceOptions, claims: Sequence[Claim]) -> Part:
     by_measure: dict[str, list[Curve]] = {}
     for curve in run.results.curves.values():

@@ -107,7 +107,7 @@ def collect_courses(table: Table, measure: str, larger_is_closer: bool) -> Cours
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """MEASURE-view"""
     table = run.results.tables[TABLE]
     for measure in dict.fromkeys(table.column("measure")):
@@ -138,7 +138,7 @@ def _draw_training_view(table: Table, measure: str) -> Any:
     return figure
 
 
-@analysis(studies=("training_view",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("training_view",), unasked=lambda planned: True, figures=draw_figures)
 def training_view(run: Finished, options: TrainingViewOptions, claims: Sequence[Claim]) -> Part:
     table, closer = run.results.tables[TABLE], {x.label: x.larger_is_closer for x in run.results.measures}
     by_measure = {row[1]: closer[f"{row[1]} between layers of {row[0]}"] for row in table.rows}

@@ -256,7 +256,7 @@ def make_block_curve(model: str, blocks: ChangedBlocks) -> Curve:
 # ---- figures ----
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """blocks, by-layer-MEASURE_with_BASE, by-layer-relative_difference, outputs-KL; with many models, or on demand,
     relative-difference-all; on demand by-layer-cosine"""
     if blocks := [curve for curve in run.results.curves.values() if curve.about["quantity"] == "blocks"]:
@@ -270,7 +270,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         yield "outputs-KL", partial(_draw_divergence_histogram, run, divergences)
     relative = run.select_kind(RELATIVE)
     if whole or len(relative) > FEW:
-        yield "relative-difference-all", partial(_map, run, relative)
+        yield "relative-difference-all", partial(_draw_map, run, relative)
 
 
 def _draw_divergence_histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
@@ -328,7 +328,7 @@ def _draw_block_changes(curves: Sequence[Curve]) -> Any:
     return figure
 
 
-def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
+def _draw_map(run: Finished, relative: Sequence[Matrix]) -> Any:
     """The mean relative difference of every layer (rows) of every model (columns)."""
     means = [make_layer_curve(run, matrix).lines["mean over tokens"] for matrix in relative]
     values = np.array(means, dtype=float).T  # None is NaN
@@ -347,7 +347,7 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
     return figure
 
 
-@analysis(studies=("tuned",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("tuned",), unasked=lambda planned: True, figures=draw_figures)
 def tuned(run: Finished, options: TunedOptions, claims: Sequence[Claim]) -> Part:
     curves = [make_layer_curve(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.select_kind(kind)]
     following = {matrix.rows.model: matrix for matrix in run.select_kind(NEXT)}

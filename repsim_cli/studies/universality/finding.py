@@ -155,7 +155,7 @@ def correlate_over_factors(similar: Float[np.ndarray, "measures cells"]) -> Floa
     return rho
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universality-factors, universality-values, universality-measures: the answer stands first, also by name"""
     tables = run.results.tables
     yield "universality-factors", partial(_draw_factor_verdicts, tables[FACTORS], None)
@@ -170,18 +170,7 @@ def _draw_factor_verdicts(table: Table, value: str | None) -> Any:
     from matplotlib.figure import Figure
 
     measures, factors = (list(dict.fromkeys(table.column(name))) for name in ("measure", "factor"))
-    keys = list(zip(table.column("factor"), table.column(value) if value else table.column("factor"), strict=True))
-    columns = list(dict.fromkeys(keys))
-    shares, said = np.full((len(measures), len(columns)), np.nan), {}
-    for measure, key, share, verdict in zip(
-        table.column("measure"),
-        keys,
-        table.column("share of seeds" if value else LEAST),
-        table.column("verdict"),
-        strict=True,
-    ):
-        at = measures.index(measure), columns.index(key)
-        shares[at], said[at] = (np.nan if share is None else share), verdict
+    columns, shares, said = _arrange_verdicts(table, measures, value)
     limit = find_available_width()
     wide = CELL if limit is None else min(CELL, limit / len(columns))
     width, height = wide * len(columns), max(ROW, wide) * len(measures)
@@ -229,6 +218,21 @@ def _draw_factor_verdicts(table: Table, value: str | None) -> Any:
     return figure
 
 
+def _arrange_verdicts(
+    table: Table, measures: Sequence[str], value: str | None
+) -> tuple[list[tuple[str, str]], np.ndarray, dict[tuple[int, int], str]]:
+    """The factors with their values, or the factors alone; a row per measure of the shares of seeds, and the verdicts
+    by place."""
+    keys = list(zip(table.column("factor"), table.column(value or "factor"), strict=True))
+    columns = list(dict.fromkeys(keys))
+    shares, said = np.full((len(measures), len(columns)), np.nan), {}
+    read = (table.column(name) for name in ("measure", "share of seeds" if value else LEAST, "verdict"))
+    for key, measure, share, verdict in zip(keys, *read, strict=True):
+        at = measures.index(measure), columns.index(key)
+        shares[at], said[at] = (np.nan if share is None else share), verdict
+    return columns, shares, said
+
+
 def _mark(verdict: str, size: float) -> dict[str, Any]:
     hollow = {"markerfacecolor": "none"} if verdict == SAME else {}
     edge = 1.6 if verdict in (SAME, UNTRAINED, UNRELATED) else 0
@@ -246,7 +250,7 @@ def _draw_universality_agreement(run: Finished, matrix: Matrix) -> Any:
     return draw_agreement_map(rho, names, f"{matrix.n} values of factors", matrix.label)
 
 
-@analysis(studies=("universality",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("universality",), unasked=lambda planned: True, figures=draw_figures)
 def universality(run: Finished, options: UniversalityOptions, claims: Sequence[Claim]) -> Part:
     rows, signed, cells = [], [], list(_group_matrices_by_measure(run))
     options.check_measures([label for label, _, _ in cells])

@@ -102,7 +102,7 @@ def _read(rows: Sequence[Row], by_score: Mapping[str, Row]) -> Iterator[str]:
             )
 
 
-def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
+def make_curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
     """A curve per score: a line per kind of map over the number of fitted rows."""
     for score in dict.fromkeys(row["score"] for row in rows):
         of = [row for row in rows if row["score"] == score]
@@ -130,7 +130,7 @@ def _list_level(row: Row) -> float | list[float]:
     return [row["low"], row["value"], row["high"]] if row["map"] == BY_CHANCE else row["value"]
 
 
-def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, all_figures: bool) -> Iterator[Job]:
     """maps-PAIR: every score against the number of rows that the maps were fitted on"""
     for name, rows in group_by_pair(run.results.tables[VECTOR_MAPS]).items():
         drawn = [curve for curve in run.results.curves.values() if curve.about.get("pair") == name]
@@ -173,13 +173,13 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row], doubt: str) ->
     return figure
 
 
-@analysis(studies=("vector_map",), unasked=lambda planned: True, figures=figures)
+@analysis(studies=("vector_map",), unasked=lambda planned: True, figures=draw_figures)
 def vector_map(run: Finished, options: VectorMapOptions, claims: Sequence[Claim]) -> Part:
     """Says what maps keep of the neighbours, and draws it against the number of rows."""
     pairs = group_by_pair(run.results.tables[VECTOR_MAPS])
     made: dict[str, Curve] = {}
     for name, rows in pairs.items():
-        for curve in curves(name, rows):
+        for curve in make_curves(name, rows):
             made[find_free_key(f"{curve.about['quantity']}, {name}", made)] = curve
     dependent = run.results.about.get(DEPENDENT, ())
     said = [[name, say_map_scores(rows, doubtful=name in dependent)] for name, rows in pairs.items()]

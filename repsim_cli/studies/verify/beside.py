@@ -14,9 +14,9 @@ from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
+from repsim_cli.studies.verify.merge import merge_differences
 from repsim_cli.studies.verify.rounding import Judged
 from repsim_cli.studies.verify.stream import STREAM, choose_best_answer, name_dump_sequences
-from repsim_cli.studies.verify.study import merge_differences
 from repsim_cli.studies.verify.units import ModelUnit
 
 MOST = 20  # roundings, times the root of the depth, that two free runs are apart

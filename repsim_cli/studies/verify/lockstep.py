@@ -4,7 +4,7 @@ from collections.abc import Callable
 from threading import Semaphore, Thread
 from typing import Any
 
-from repsim_cli.studies.verify.replay import Gate
+from repsim_cli.studies.verify.reference import Gate
 
 START = ":start"
 

@@ -18,7 +18,8 @@ from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.lockstep import Pass
-from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, record_pass, replay_pass
+from repsim_cli.studies.verify.reference import Call, Gate, Precisions, record_pass
+from repsim_cli.studies.verify.replay import Replayed, replay_pass
 from repsim_cli.studies.verify.rounding import Places, have_same_values, judge
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory

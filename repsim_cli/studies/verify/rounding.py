@@ -130,18 +130,18 @@ def judge_rows(
     unit, limits = UNIT[dtype], choose_rounding_limits(dtype)
     rounding = unit * size if floor is None else adapt_heads(floor, size.shape[1]).to(size.dtype)
     ok = torch.isfinite(size) & torch.isfinite(off)
-    whole_floor = max(_norm(rounding[ok]), unit / 2 * _norm(size[ok]), 1e-30)
+    whole_floor = max(_measure_norm(rounding[ok]), unit / 2 * _measure_norm(size[ok]), 1e-30)
     rms = rounding[ok].square().mean().sqrt() if ok.any() else rounding.new_zeros(())
     by_row = off / torch.maximum(torch.maximum(rounding, rms), unit / 2 * size).clamp_min(1e-30)
     # a row that is not finite in the reference says nothing
     by_row = torch.where(torch.isfinite(size), torch.nan_to_num(by_row, LOST, LOST, LOST), torch.zeros_like(by_row))
-    whole = _norm(off[ok]) / whole_floor
+    whole = _measure_norm(off[ok]) / whole_floor
     worst = float(by_row.max()) if by_row.numel() else 0.0
     wrong = (by_row > limits.row).any(1)
     return Judged(
         whole,
         worst,
-        _norm(off[ok]) / max(_norm(size[ok]), 1e-30),
+        _measure_norm(off[ok]) / max(_measure_norm(size[ok]), 1e-30),
         whole > limits.whole or worst > limits.row,
         wrong if of_tokens else wrong[:0],
         False,
@@ -162,5 +162,5 @@ def adapt_heads(x: Tensor, heads: int) -> Tensor:
     return x[:, :: have // heads] if have > heads else x.repeat_interleave(heads // have, 1)
 
 
-def _norm(x: Tensor) -> float:
+def _measure_norm(x: Tensor) -> float:
     return float(x.double().norm())

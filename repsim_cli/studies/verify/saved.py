@@ -22,7 +22,7 @@ from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.configs import read_settings
 from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import Call, Points, Precisions, record_pass, record_points, sketch_left
+from repsim_cli.studies.verify.reference import Call, Points, Precisions, record_pass, record_points, sketch_left
 from repsim_cli.studies.verify.rounding import Places
 from repsim_cli.studies.verify.tokens import digest_tokenizer
 from repsim_cli.studies.verify.units import ModelUnit, split_into_units

@@ -16,12 +16,14 @@ from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, rounding
 from repsim_cli.studies.verify.answer import AGREES, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
+from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
+from repsim_cli.studies.verify.merge import merge_differences
 from repsim_cli.studies.verify.passes import run_or_refuse
-from repsim_cli.studies.verify.replay import Call, Finding, bound_rounding, repeat
+from repsim_cli.studies.verify.reference import Call, bound_rounding, repeat
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.study import OTHER, compare_outputs, merge_differences
+from repsim_cli.studies.verify.study import OTHER, compare_outputs
 from repsim_cli.studies.verify.trace import map_tensors
 from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, hook_units, split_into_units
 

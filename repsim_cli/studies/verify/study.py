@@ -1,9 +1,9 @@
 """Two models that run -> the answer."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models import precision
-from repsim_cli.models.points import Architecture
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.answer import (
@@ -20,17 +19,16 @@ from repsim_cli.studies.verify.answer import (
     DIFFERENT,
     IDENTICAL,
     ROUNDING,
-    SHOWN,
     UNNAMED,
     Answer,
     Difference,
 )
-from repsim_cli.studies.verify.changes import name_weight_change
 from repsim_cli.studies.verify.configs import list_different_settings
 from repsim_cli.studies.verify.error import find_module, is_linear_map
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import OF_WEIGHTS
+from repsim_cli.studies.verify.merge import Both, merge_differences
 from repsim_cli.studies.verify.passes import Passes, VerifyRun, find_embeddings, run_by_part, run_whole
 from repsim_cli.studies.verify.quantised import (
     QuantisationFit,
@@ -39,17 +37,14 @@ from repsim_cli.studies.verify.quantised import (
     find_rounding,
     move_inputs_last,
 )
-from repsim_cli.studies.verify.replay import Precisions
+from repsim_cli.studies.verify.reference import Precisions
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory, OnDisk
 from repsim_cli.studies.verify.trace import IN
-from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, find_unit_key, index_point_kinds
+from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, find_unit_key
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
-BY_WEIGHTS = (*OF_WEIGHTS, "rows", "weight")  # kinds that are none where the weights are the same
 OTHER = 0.3  # of the norm, by which the weights of another checkpoint are off at least
-NONE = weights.Tensors(0, [], [], [])
-Both = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 def verify_models(
@@ -110,16 +105,13 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
     units = candidate.units if from_file else reference.units
     _check_parts(reference.blocks if from_file else _count_block_units(units), _count_block_units(candidate.units))
     batches, labels = run.batches, run.labels
-    apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
-    seen = run_by_part(reference, candidate, run) if apart and not from_file else run_whole(reference, candidate, run)
+    on_disk = [label for label, side in zip(labels, (reference, candidate), strict=True) if isinstance(side, OnDisk)]
+    if isinstance(reference, Saved) or not on_disk:
+        seen = run_whole(reference, candidate, run)
+    else:
+        seen = run_by_part(reference, candidate, run)
     results, tensors = seen.results, seen.tensors
-    findings = [found for result in results for found in result.findings]
-    if from_file:  # what is inside a part is known on the first input alone
-        known = {found.key for found in findings if found.place not in ("", IN)}
-        findings = [found for found in findings if found.place or found.key not in known]
-    if seen.rows is not None and not any(found.key == "embed" for found in findings):
-        embed = next((unit for unit in units if unit.key == "embed"), seen.rows.unit)
-        findings.insert(0, replace(seen.rows, unit=embed))
+    findings = _collect_findings(seen, units, from_file=from_file)
     order = list(dict.fromkeys(key for result in results for key in result.order))
     both = ({} if from_file else reference.weights, candidate.weights)
     differences = merge_differences(
@@ -148,13 +140,7 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
         differences=differences,
         right=[key for key in order if key not in wrong and any(key in result.right for result in results)],
         inside=inner,
-        weights={
-            "common": tensors.common,
-            "differ": list(tensors.differ),
-            "slight": list(tensors.slight),
-            "only_reference": list(tensors.only_reference),
-            "only_candidate": list(tensors.only_candidate),
-        },
+        weights=_record_weights(tensors),
         worst=(max(r.worst[0] for r in results), max(r.worst[1] for r in results)),
         effect=_measure_output_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
@@ -163,15 +149,32 @@ def _search(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) ->
             reference.settings, candidate.settings, differences[0].kind if differences else None
         ),
         before=say_what_is_before(differences, every, order, fit),
-        settings={
-            "by_block": [
-                label for label, side in zip(labels, (reference, candidate), strict=True) if isinstance(side, OnDisk)
-            ]
-        }
-        if apart
-        else {},
+        settings={"by_block": on_disk} if on_disk else {},
     )
     return answer, tensors
+
+
+def _collect_findings(seen: Passes, units: Sequence[ModelUnit], *, from_file: bool) -> list[Finding]:
+    """Collects the places that any input shows to differ, rows of the embeddings first."""
+    findings = [found for result in seen.results for found in result.findings]
+    if from_file:  # what is inside a part is known on the first input alone
+        known = {found.key for found in findings if found.place not in ("", IN)}
+        findings = [found for found in findings if found.place or found.key not in known]
+    if seen.rows is not None and not any(found.key == "embed" for found in findings):
+        embed = next((unit for unit in units if unit.key == "embed"), seen.rows.unit)
+        findings.insert(0, replace(seen.rows, unit=embed))
+    return findings
+
+
+def _record_weights(tensors: weights.Tensors) -> dict[str, Any]:
+    """Lists the weights that are others or in one model alone, and counts those that both have."""
+    return {
+        "common": tensors.common,
+        "differ": list(tensors.differ),
+        "slight": list(tensors.slight),
+        "only_reference": list(tensors.only_reference),
+        "only_candidate": list(tensors.only_candidate),
+    }
 
 
 def _is_other_checkpoint(
@@ -291,79 +294,6 @@ def _check_parts(ours: int, theirs: int) -> None:
             f"models: not comparable, got {ours} blocks in the reference and {theirs} in the candidate; give two of "
             "one shape"
         )
-
-
-def merge_differences(
-    findings: Sequence[Finding],
-    order: Sequence[str],
-    table: Architecture | None,
-    tensors: weights.Tensors = NONE,
-    both: Both = ({}, {}),
-) -> list[Difference]:
-    """A difference for every place, in order of computation, from all inputs that show it. table: of the hook points.
-    both: the weights of reference and candidate."""
-    ours, theirs = both
-    places: dict[tuple[str, str], list[Finding]] = {}
-    for found in findings:
-        # further tensors that a module gives, and its further calls
-        places.setdefault((found.key, re.sub(r"\[\d+\]|#\d+", "", found.place)), []).append(found)
-
-    def rank(place: tuple[str, str]) -> int:
-        key = place[0].partition(" (call")[0]
-        return order.index(key) if key in order else len(order)
-
-    made = []
-    for key, place in sorted(places, key=rank):
-        shown = places[key, place]
-        first = shown[0]
-        unit = first.unit
-        wrong = first.judged.wrong
-        stack = next((side for side in ("encoder", "decoder") if key.startswith(side)), None)
-        point = index_point_kinds(table, stack).get(place) if unit.block is not None else None
-        at = wrong.nonzero()[:, 0].tolist() if wrong.numel() else []
-        columns = first.batch.mask.nonzero()[:, 1]
-        inside = f"{unit.prefix}{place.partition(':')[0]}".rstrip(".")
-        start = f"{inside}." if inside else ""
-        differ = [name for name, *_ in tensors.differ if name.rpartition(".")[0] == inside]
-        if not place:
-            differ = [name for name, *_ in tensors.differ if name.startswith(start)]
-        assert first.about is not None
-        kind, about = first.about.kind, first.about.sentence
-        # what was done to the weights says more than the error
-        table_of_rows = first.about.role in ("embed", "positions")
-        whole = table_of_rows or first.about.role in ("linear", "norm")
-        done = {
-            name: name_weight_change(name, ours, theirs, tensors.norms) for name in differ if whole and name in ours
-        }
-        alone = any(name.startswith(start) for name in (*tensors.only_reference, *tensors.only_candidate))
-        same = f"{start}weight" in theirs and bool(tensors.common) and not differ and not alone
-        if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not first.about.linear):
-            what = ", and its weights are the same: other things are done with them" if same else ""
-            kind, about = UNNAMED, f"no rule fits{what} (off by {first.judged.relative:.2g} of the norm)"
-        if kind == "tokens" and differ:
-            kind, about = "rows", f"rows of the embeddings are others ({first.judged.relative:.2g} of the norm)"
-        if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
-            kind, about = (kind, said[1]) if table_of_rows and said[0] in ("rows", "permuted") else said
-        if lost := [f"{name} holds {said}" for name in differ if (said := weights.say_not_finite(theirs[name]))]:
-            kind, about = "not finite", "; ".join(lost[:SHOWN])
-        made.append(
-            Difference(
-                unit=key,
-                block=unit.block,
-                place=place,
-                point=point,
-                kind=kind,
-                about=about,
-                relative=first.judged.relative,
-                times=max(first.judged.whole, first.judged.row),
-                agree=int(wrong.numel()) - len(at),
-                tokens=int(wrong.numel()),
-                first=int(columns[at].min()) if at and len(columns) == len(wrong) else None,
-                inputs=list(dict.fromkeys(found.batch.name for found in shown)),
-                tensors=differ,
-            )
-        )
-    return made
 
 
 def _measure_output_effect(candidate: nn.Module, batch: Batch, seen: Passes) -> dict[str, float]:

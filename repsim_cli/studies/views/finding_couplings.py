@@ -63,7 +63,7 @@ SIDE, SMALLEST = 1.25, 0.95  # of a panel, inches
 ACROSS, MOST = 5, 12  # panels side by side, as published, and in a figure
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """couplings-NUMBER-MODEL, with all pairs of layers of a model, on demand or where there are few models"""
     measured = run.select_kind("couplings")
     models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
@@ -102,7 +102,9 @@ def _draw_couplings(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     return figure
 
 
-@analysis(studies=("views",), unasked=lambda planned: planned.options.get("couplings", {}) is not None, figures=figures)
+@analysis(
+    studies=("views",), unasked=lambda planned: planned.options.get("couplings", {}) is not None, figures=draw_figures
+)
 def couplings(run: Finished, options: CouplingOptions, claims: Sequence[Claim]) -> Part:
     measured = run.select_kind("couplings")
     if not measured:

@@ -105,7 +105,7 @@ SCALES = {"none": "Euclidean distance of two rows", "mean": "distance of two row
 FILL, BEFORE = COLOURS[0], "0.45"
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-KL_from_previous_layer; histograms-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.select_kind("histograms")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
@@ -161,7 +161,7 @@ def _draw_histograms(run: Finished, matrix: Matrix, places: Sequence[int]) -> An
 
 
 @analysis(
-    studies=("views",), unasked=lambda planned: planned.options.get("histograms", {}) is not None, figures=figures
+    studies=("views",), unasked=lambda planned: planned.options.get("histograms", {}) is not None, figures=draw_figures
 )
 def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]) -> Part:
     measured = run.select_kind("histograms")

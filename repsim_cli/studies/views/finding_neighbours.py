@@ -61,7 +61,7 @@ NEW: dict[str, Any] = {"linewidth": 0.6, "linestyle": (0, (1, 1.5)), "alpha": 0.
 EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.7}
 
 
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
+def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_kept; neighbours-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.select_kind("neighbours")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
@@ -130,7 +130,7 @@ def _draw_neighbour_lines(run: Finished, matrix: Matrix, places: Sequence[int]) 
 
 
 @analysis(
-    studies=("views",), unasked=lambda planned: planned.options.get("neighbours", {}) is not None, figures=figures
+    studies=("views",), unasked=lambda planned: planned.options.get("neighbours", {}) is not None, figures=draw_figures
 )
 def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]) -> Part:
     measured = run.select_kind("neighbours")

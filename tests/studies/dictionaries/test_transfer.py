@@ -9,15 +9,15 @@ from scipy.stats import special_ortho_group
 
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.studies.dictionaries.columns import COLUMNS
-from repsim_cli.studies.dictionaries.finding_transfer import _draw, curves, say_beyond, say_dictionary_worth
+from repsim_cli.studies.dictionaries.finding_transfer import _draw, make_curves, say_beyond, say_dictionary_worth
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.spliced import Told
 from repsim_cli.studies.dictionaries.worth import (
+    average,
     check_told,
     compute_explained_share,
     jackknife,
     make_worth_cells,
-    mean,
     subtract,
 )
 
@@ -78,7 +78,7 @@ def test_errors_are_those_of_leaving_out_documents():
     without = [1 - sums[0][documents != i].sum() / sums[1][documents != i].sum() for i in range(6)]
     assert error == pytest.approx(np.sqrt(5 / 6 * np.square(without - np.mean(without)).sum()))
     assert jackknife(compute_explained_share, sums, np.zeros(30, int)) == (pytest.approx(value), None)
-    assert jackknife(mean, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
+    assert jackknife(average, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
     both = jackknife(subtract, np.stack([*sums, *sums]), documents)
     assert both == (0, 0)
     lacking = np.where(documents == 2, np.nan, sums)
@@ -182,7 +182,7 @@ def test_the_figure_names_the_worst_model_and_marks_what_is_beyond_its_axis():
     rows = [row(model, "1", 0.9, 0.8) for model in ("base", "b", "c")] + [row("worst", "1", -180.0, None)]
     rows += [row(model, "2", 0.9, 1.5) for model in ("base", "b", "c", "worst")]
     rows += [row("lone", layer, 0.5, None) for layer in ("1", "2")]
-    drawn = list(curves(rows))
+    drawn = list(make_curves(rows))
     groups = [[curve for curve in drawn if curve.about["quantity"] == score] for score in ("explained", "recovered")]
     assert groups[1][3].lines["recovered"] == [None, 1.5]
     figure = _draw(groups, rows)

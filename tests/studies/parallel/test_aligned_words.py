@@ -280,9 +280,9 @@ def test_texts_without_spaces_are_warned_of(repsim, spelled, tmp_path):
 
 
 def test_words_are_in_the_question_and_in_an_example(repsim):
-    from repsim_cli.report.questions import QUESTIONS
+    from repsim_cli.report.studies import find_question
 
-    assert "or their words" in QUESTIONS["parallel"]
+    assert "or their words" in (find_question("parallel") or "")
     out = repsim("describe", "parallel")[1]
     assert "example: repsim run experiment=parallel extract=words data.path=FILE" in out
     assert "example: repsim run study=parallel model=[tiny_a] extract=pooled" in out

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.finding import find_best_layer, find_highest, sentences
+from repsim_cli.studies.parallel.finding import find_best_layer, find_highest, say_answers
 from repsim_cli.studies.parallel.retrieval import (
     bound_retrieval_p,
     count_retrieved,
@@ -217,5 +217,5 @@ def test_layers_that_find_as_many_pairs_are_named():
         row | {"layer": f"resid_post@{i}", RETRIEVAL: share, LOW: share - 0.1, HIGH: share + 0.1}
         for i, share in enumerate((0.1, 0.50, 0.52))
     ]
-    ((_, said),) = sentences({("l", "r"): {"m": rows}, ("r", "l"): {"m": rows}}, "texts")
+    ((_, said),) = say_answers({("l", "r"): {"m": rows}, ("r", "l"): {"m": rows}}, "texts")
     assert said.endswith("; block 1 is not told apart from it")

@@ -19,7 +19,7 @@ from repsim_cli.studies.stitching import study as study_module
 from repsim_cli.studies.stitching.finding import StitchingOptions as Options
 from repsim_cli.studies.stitching.finding import (
     compute_recovered_shares,
-    figures,
+    draw_figures,
     stitching,
     tabulate_directions,
     warn_of_unpaired,
@@ -252,7 +252,7 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
     finished = Finished(folder=tmp_path, manifest=run.manifest, results=out)
     out.analyses["stitching"] = {"options": {"metric": "loss"}}
     out.tables.update(stitching(finished, Options(), []).tables)
-    for make in dict(figures(finished, True)).values():
+    for make in dict(draw_figures(finished, True)).values():
         make()
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from planted import batches, built
+from plants import batches, built
 
 from repsim_cli.studies.verify.answer import AS_QUANTISED
 from repsim_cli.studies.verify.changes import name_weight_change

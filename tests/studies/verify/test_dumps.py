@@ -8,7 +8,8 @@ import pyarrow.parquet
 import pytest
 import safetensors.torch
 import torch
-from planted import FAULTS, built, planted
+from planted import FAULTS, planted
+from plants import built
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput

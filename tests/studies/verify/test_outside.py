@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from outside import OUTSIDE, instead
-from planted import FAULTS, SMALL, batches, built, planted, planted_by, then
+from outside import OUTSIDE
+from planted import FAULTS, planted
+from plants import SMALL, batches, built, instead, planted_by, then
 
 from repsim_cli.studies.verify.answer import DIFFERENT, ROUNDING, UNNAMED
 from repsim_cli.studies.verify.study import verify_models

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from planted import FAULTS, batches, built, planted, weight
+from planted import FAULTS, planted
+from plants import batches, built, weight
 from torch import nn
 
 import repsim_cli
@@ -116,7 +117,7 @@ def test_a_model_is_identical_with_its_copy(models, name):
 
 
 def _t5():
-    from planted import tiny_config
+    from plants import tiny_config
     from transformers import T5Config, T5ForConditionalGeneration
 
     settings = tiny_config("t5")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.nights import nightly
 from helpers.tiny_configs import tiny_config
-from planted import Parts, batches, built, weight
+from plants import Parts, batches, built, weight
 
 from repsim_cli.models.rounding import round_to_steps, round_weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT
@@ -68,7 +68,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_others_are_as_quantised(name, monkeypatch):
     wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 1}
-    monkeypatch.setattr("planted.tiny_config", lambda name: {**tiny_config(name), **wide})
+    monkeypatch.setattr("plants.tiny_config", lambda name: {**tiny_config(name), **wide})
     exact = built("llama")
     other, (made, bits, steps) = copy.deepcopy(exact), FORMATS[name]
     for module in Parts(other).blocks[0].modules():

@@ -5,14 +5,16 @@ import json
 import pytest
 import safetensors
 import torch
-from planted import FAULTS, batches, built, planted
+from planted import FAULTS, planted
+from plants import batches, built
 from torch import nn
 
 from repsim_cli.api.verify import find_model, load_sides
 from repsim_cli.base.settings import Hardware
 from repsim_cli.studies.verify import saved
 from repsim_cli.studies.verify.answer import IDENTICAL, ROUNDING, UNNAMED
-from repsim_cli.studies.verify.replay import Precisions, replay_pass
+from repsim_cli.studies.verify.reference import Precisions
+from repsim_cli.studies.verify.replay import replay_pass
 from repsim_cli.studies.verify.rounding import Places
 from repsim_cli.studies.verify.sketches import COLUMNS, compute_checksum, judge_sketches, sketch_rows
 from repsim_cli.studies.verify.study import verify_models

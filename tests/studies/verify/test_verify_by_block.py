@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from planted import FAULTS, built, planted
+from planted import FAULTS, planted
+from plants import built
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput

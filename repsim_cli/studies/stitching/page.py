@@ -1,12 +1,22 @@
-"""Sentences on stitched models: what a stitch costs, and whether layers are told apart."""
+"""What the page of a run says first: what was asked, what a stitch costs, and whether layers are told apart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from repsim_cli.base.registry import pages
 from repsim_cli.findings.extremes import list_alike, say_others
+from repsim_cli.report.studies import Said, list_table_records
+from repsim_cli.runs.content import Results
 
 Row = Mapping[str, Any]
+
+
+@pages.register("stitching", "Can the later blocks of one model go on from the first blocks of another?")
+def say_stitching(whole: Results) -> Iterator[Said]:
+    sequences = whole.about.get("evaluation_sequences")
+    rows = list_table_records(whole, "stitching", "penalty")
+    yield from say_stitches(rows, None if sequences is None else sequences - 1)
 
 
 def say_stitches(rows: Sequence[Row], freedom: int | None) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,39 @@
+"""What the page of a run says first: what was asked, and what was found."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from repsim_cli.base.registry import pages
+from repsim_cli.report.studies import Said, list_table_records
+from repsim_cli.runs.content import BEYOND_WALKS, Results
+
+
+@pages.register("similarity")
+def say_sub_networks(whole: Results) -> Iterator[Said]:
+    """Says which layers are found again under another seed, and into which groups of neighbouring layers each model
+    parts, where it was asked."""
+    found = groupby(
+        list_table_records(whole, "identification of layers", "identified", "chance", "seeds"),
+        key=lambda row: (row["models"], row["hook point"]),
+    )
+    for (models, point), some in found:
+        rows = list(some)
+        shares = ", ".join(
+            f"{row['measure']} {row['identified']:.0%}"
+            + ("" if None in (row["low"], row["high"]) else f" ({row['low']:.0%} to {row['high']:.0%})")
+            for row in rows
+        )
+        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {rows[0]['chance']:.0%}"
+        yield models, f"{models}, {point}: closest to the same layer of another seed, {of}: {shares}"
+    for row in list_table_records(whole, "sub-networks", "sub-networks"):
+        if row["found by"] != "segments":
+            continue
+        measure, model, near = row["measure"], row["model"], "groups of neighbouring layers"
+        if row["sub-networks"] == 1:
+            yield model, f"By {measure}, no {near} of {model} are told from a gradient or from noise"
+        else:
+            parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
+            clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
+            found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
+            doubt = ", no clearer than those of layers that wander at random" if row.get(BEYOND_WALKS) == "no" else ""
+            yield model, f"{found}{doubt} ({clear})" if clear else found + doubt
