@@ -48,9 +48,9 @@ class Grade(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        lines = [
-            f"mean rank {self.mean_rank:.1f}, {self.place} of {self.measures} measures, {self.seconds:.2g} s per pair"
-        ]
+        band = "" if self.low is None else f" ({self.low:.1f} to {self.high:.1f} over models)"
+        place = f"{self.place} of {self.measures} measures"
+        lines = [f"mean rank {self.mean_rank:.1f}{band}, {place}, {self.seconds:.2g} s per pair"]
         for row in self.tests:
             score = row["why"] if row["score"] is None else f"{row['score']:6.3f}  rank {row['rank']:g}"
             where = ", ".join(filter(None, [row["test"], row["models of"], row["data"], row["hook point"]]))

@@ -50,7 +50,8 @@ def test_a_distance_is_read_as_one():
     mine = grade(measure.prepare, measure.compare, card=measure.card)
     assert mine.place == 1
     assert mine.mean_rank < 2
-    assert str(mine).startswith(f"mean rank {mine.mean_rank:.1f}, 1 of 3 measures")
+    band = f"{mine.low:.1f} to {mine.high:.1f} over models"
+    assert str(mine).startswith(f"mean rank {mine.mean_rank:.1f} ({band}), 1 of 3 measures")
 
 
 def test_a_constant_says_why():
