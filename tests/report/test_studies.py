@@ -215,6 +215,13 @@ def test_its_page_begins_with_them(tmp_path, opened, study, parts, first):
         assert "a into b" in told
 
 
+def test_layers_of_a_probe_that_are_not_told_apart_are_counted():
+    columns = ["model", "target", "probe", "nearest", "lowest error", "error of the largest class", "not told apart"]
+    table = Table(columns=columns, rows=[["m", "label", "linear", "embed", 0.1, 0.5, 2]])
+    (said,) = say_main_findings(Results(study="probes", tables={"nearest to the targets": table}))
+    assert said.endswith("the largest class alone has 0.5; 2 layers not told apart from it")
+
+
 def test_the_model_of_fewest_counterparts_is_told_apart_or_not():
     """1 and 2 of 100 neurons are no difference, 1 and 60 are one."""
     assert say_as_few({"a": 0.02, "b": 0.01, "c": 0.6}, 100) == ", a is not told apart from it"

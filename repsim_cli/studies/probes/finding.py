@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.colours import choose_colours
@@ -17,15 +18,17 @@ from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, weigh_mean
+from repsim_cli.findings.extremes import list_alike
 from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 PERFECT = 0.01  # an error up to here counts as none
 MISSED = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)
+UNTOLD = "not told apart"  # layers beside those as near, by the binomial error of held-out rows
 COLUMNS = [
     "model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control", "selectivity",
-    "error of the largest class",
+    "error of the largest class", UNTOLD,
 ]  # fmt: skip
 TESTED = ["layers", "p of any layer"]  # further columns of runs whose probes were tested
 SOME = 6  # targets times probes up to which the overview has the curves of each
@@ -157,6 +160,17 @@ def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.n
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
 
+def count_untold_layers(errors: Float[np.ndarray, " l"], rows: int) -> int:
+    """Counts the other layers whose share of wrong rows is not told apart from the lowest, rows being independent.
+
+    >>> count_untold_layers(np.array([0.1, 0.12, 0.3]), 200)
+    1
+    """
+    shares = (errors * rows + 1) / (rows + 2)  # of none wrong the error is not 0
+    of = np.sqrt(shares * (1 - shares) / rows)
+    return len(list_alike(errors.tolist(), of.tolist(), int(errors.argmin()))) - 1
+
+
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """probes-MODEL; by-layer-TARGET-PROBE"""
     matrices = run.select_kind("probes")
@@ -257,7 +271,9 @@ def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Par
             best = find_nearest_layer(matrix.rows.layers, errors[:, place], control[:, place])
             error, given = best[-2:]
             guess = None if number else largest.get(target)
-            row = [matrix.rows.model, target, probe, *best, given - error, guess]
+            alike = None if number or not matrix.n else count_untold_layers(errors[:, place], matrix.n)
+            untold = None if alike is None else max(0, alike - best[2])
+            row = [matrix.rows.model, target, probe, *best, given - error, guess, untold]
             if tested:
                 layers, p = len(matrix.rows.layers), run.array(matrix.details["p"])[:, place]
                 row += [layers, min(1.0, layers * float(p.min()))]  # the best of so many

@@ -30,4 +30,6 @@ def say_probe_errors(whole: Results) -> Iterator[Said]:
             continue
         others = row.get("others as near") or 0
         ties = f" and as well at {others} other layer{'s' if others > 1 else ''}" if others else ""
-        yield model, f"{model} tells {row['target']} best at {row['nearest']}{ties}: {numbers}"
+        untold = row.get("not told apart") or 0
+        more = f"; {say_count(untold, 'layer')} not told apart from it" if untold else ""
+        yield model, f"{model} tells {row['target']} best at {row['nearest']}{ties}: {numbers}{more}"
