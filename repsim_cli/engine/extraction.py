@@ -131,7 +131,13 @@ class Extraction:
         return make_noted_sequences(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
 
     def pair_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
-        """Puts stored rows in the order of the run's."""
+        """Puts stored rows in the order of the run's; warns where a choice of blocks was meant for them."""
+        if not self.live and self.extract.layers != "all":
+            label = next(iter(self.models))
+            run.warn(
+                f"extract.layers: stored rows have no blocks, got {self.extract.layers}; all layers of the files are "
+                f"read; choose them by model.{label}.layers=[NAME,...]"
+            )
         return replace(self, readings=pair_rows(self.readings, sequences, self.data, self.extract, run.warn))
 
     def count_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:

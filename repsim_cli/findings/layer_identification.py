@@ -23,12 +23,12 @@ from repsim_cli.figures.panels import (
 )
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.evidence import ROUNDING
+from repsim_cli.findings.evidence import ROUNDING, list_permutations
 from repsim_cli.findings.groups import PointLayers, group_layers_by_point
 from repsim_cli.runs.content import Matrix, Side, Table
 
 TABLE = "identification of layers"
-COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]
+COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds", "p"]
 FOUND = "most similar layers"  # the kind of matrix
 ROW, PANEL, SMALL, SMALLEST = 0.16, 1.7, 1.15, 0.85  # inches: a measure, a panel of all measures, matrices of layers
 Seeds = Mapping[str, Sequence[str]]
@@ -80,6 +80,18 @@ def identify(blocks: Blocks) -> Float[np.ndarray, "m m"]:
     return shares
 
 
+def weigh_identification(blocks: Blocks) -> float:
+    """Tells how often layers are identified as often or more where those of each model are named at random: p of the
+    mean share over models. All orders of the layers are taken, or, of more than 5040, drawn ones."""
+    count, layers = blocks.shape[1:3]
+    others = np.stack(list_permutations([layers] * (count - 1))[0])
+    # the first model keeps its order: what counts is that of one model to another's
+    orders = np.stack([np.broadcast_to(np.arange(layers), others[0].shape), *others])
+    pairs = permutations(range(count), 2)
+    shares = np.sum([blocks[i, j][orders[i], orders[j]].sum(-1) for i, j in pairs], 0)
+    return float((shares >= shares[0] - ROUNDING).mean())
+
+
 def compute_jackknife_interval(shares: Float[np.ndarray, "m m"], level: float) -> tuple[float | None, float | None]:
     """A t interval for the mean from the jackknife over models, within 0 and 1; none of fewer than three models, nor of
     models that are all alike, whose spread is not known."""
@@ -120,7 +132,7 @@ def _draw_identified_shares(rows: Sequence[Mapping[str, Any]], level: float) -> 
     for row in rows:
         by_measure.setdefault(row["measure"], []).append(row["identified"])
     order = sorted(by_measure, key=lambda measure: -np.mean(by_measure[measure]))
-    figure, axes = make_panels(len(points), len(points), PANEL, 0.4 + ROW * len(order), gaps=(0.15, 0.0))
+    figure, axes = make_panels(len(points), len(points), PANEL, 0.4 + ROW * len(order), gaps=(0.3, 0.0))
     for number, (axis, point) in enumerate(zip(axes, points, strict=True)):
         here = [row for row in rows if row["hook point"] == point]
         axis.axvline(here[0]["chance"], color="0.5", linestyle="--", linewidth=0.8, zorder=0)
@@ -128,7 +140,8 @@ def _draw_identified_shares(rows: Sequence[Mapping[str, Any]], level: float) -> 
             y = order.index(row["measure"])
             if row["low"] is not None:
                 axis.plot([row["low"], row["high"]], [y, y], color=COLOURS[0], linewidth=1.4, clip_on=False)
-            axis.plot(row["identified"], y, "o", color=COLOURS[0], markersize=4, clip_on=False)
+            ink = COLOURS[0] if row["p"] <= 1 - level else "white"
+            axis.plot(row["identified"], y, "o", color=ink, markeredgecolor=COLOURS[0], markersize=4, clip_on=False)
         axis.set_xlim(0, 1)
         axis.set_ylim(len(order) - 0.5, -0.5)
         axis.set_xticks([0, 0.5, 1], ["0", "50", "100"])
@@ -140,7 +153,7 @@ def _draw_identified_shares(rows: Sequence[Mapping[str, Any]], level: float) -> 
     name_panels(axes, [f"{point}, {find_point_row(rows, point)['layers']} layers" for point in points])
     bands = f"lines: {100 * level:g} % over seeds; " if rows[0]["low"] is not None else ""
     title = f"Layers identified in another seed: {rows[0]['models']}, {rows[0]['seeds']} seeds"
-    set_headline(figure, title, f"{bands}dashed: chance")
+    set_headline(figure, title, f"{bands}dashed: chance; hollow: not told from chance, p > {1 - level:.2g}")
     return figure
 
 
@@ -179,7 +192,9 @@ def layer_identification(run: Finished, options: LayerIdentification, claims: Se
                 shares, count = identify(blocks), len(at.places)
                 ends = compute_jackknife_interval(shares, run.level)
                 mean = float(np.nanmean(shares))
-                rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])
+                rows.append(
+                    [label, network, point, mean, *ends, 1 / count, count, len(models), weigh_identification(blocks)]
+                )
                 names = [run.models[models[0]].layers[place] for place in at.places]
                 pairs = np.array(list(permutations(range(len(models)), 2))).T
                 matrices[find_free_key(f"{FOUND}, {label}, {network}, {point}", matrices)] = (

@@ -13,6 +13,7 @@ from repsim_cli.findings.layer_identification import (
     identify,
     layer_identification,
     mark_most_similar,
+    weigh_identification,
 )
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
@@ -65,6 +66,7 @@ def test_an_oracle_identifies_every_layer_whatever_the_other_sites_say(tmp_path,
     ]
     for row in rows:
         assert (row["identified"], row["low"], row["high"], row["chance"]) == (1, None, None, 1 / DEPTH)
+        assert row["p"] == 1 / 2000  # of the orders that are drawn, the observed one alone
     assert len(part.matrices) == 2
     for values, matrix in part.matrices.values():
         assert (values == np.eye(DEPTH)).all()
@@ -79,6 +81,18 @@ def test_noise_identifies_as_often_as_chance(tmp_path):
         shares += [row["identified"] for row in rows_of(finished(tmp_path, values))[0]]
     error = np.std(shares) / np.sqrt(len(shares))
     assert abs(np.mean(shares) - 1 / DEPTH) < 4 * error < 0.05
+
+
+def test_p_keeps_its_level_where_one_layer_is_the_nearest_of_all():
+    """Noise, and layers that are near to whatever layer of another seed; five layers in order by hand."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(200, 2, 2, 5, 5)) + 2 * rng.normal(size=(200, 2, 1, 1, 5))
+    blocks = np.array([[[mark_most_similar(x) for x in row] for row in each] for each in values])
+    p_values = np.array([weigh_identification(each) for each in blocks])
+    assert (p_values <= 0.05).mean() < 0.09
+    found = np.tile(np.eye(5), (2, 2, 1, 1))
+    assert weigh_identification(found) == pytest.approx(1 / 120)
+    assert weigh_identification(np.full((2, 2, 5, 5), 0.2)) == 1
 
 
 def test_a_constant_measure_has_chance(tmp_path):

@@ -1,5 +1,6 @@
 """Stored rows: files that are read, and files that are refused."""
 
+import json
 from pathlib import Path
 
 import h5py
@@ -109,3 +110,17 @@ def test_object_arrays_are_never_unpickled(tmp_path):
         BadInput, match=r"acts.npz: 'a' is of Python objects, got dtype object; save numbers, ids with .astype\(str\)"
     ):
         precomputed(path=str(tmp_path / "acts.npz"))
+
+
+def test_a_choice_of_blocks_leaves_stored_layers_and_says_so(repsim, newest, tmp_path):
+    np.savez(tmp_path / "x.npz", **{f"l{i}": np.random.default_rng(i).normal(size=(30, 4)) for i in range(3)})
+    words = ("model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'x.npz'}}}", "measure=[cka]")
+    code, _, err = repsim("run", "-q", *words, "extract.estimate=full", "extract.layers=[0]")
+    assert code == 0, err
+    warnings = json.loads((newest() / "manifest.json").read_text())["warnings"]
+    assert any("extract.layers: stored rows have no blocks, got [0]" in each for each in warnings)
+    code, _, err = repsim("run", "-q", *words, "extract.estimate=full")
+    assert code == 0, err
+    assert not any(
+        "extract.layers" in each for each in json.loads((newest() / "manifest.json").read_text())["warnings"]
+    )

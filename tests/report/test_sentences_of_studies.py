@@ -35,9 +35,13 @@ TABLES = {
     },
     "convergence": {IDENTICAL: table({"model": "n", "steps": "1, 2", "all": "yes"})},
     "similarity": {
+        "agreement of measures": table(
+            {"measure": "cka", "mean with the others": 0.7, "closest": "rsa", "with the closest": 0.9},
+            {"measure": "rsa", "mean with the others": 0.6, "closest": "cka", "with the closest": 0.9},
+        ),
         "identification of layers": table(
             {"measure": "cka", "models": "a", "hook point": "resid_post", "identified": 0.5, "low": 0.4, "high": 0.6}
-            | {"chance": 0.1, "layers": 6, "seeds": 5}
+            | {"chance": 0.1, "layers": 6, "seeds": 5, "p": 0.01}
         ),
         "sub-networks": table(
             {"measure": "gw", "model": "m", "found by": "segments", "sub-networks": 2, "silhouette": 0.6, "without groups": 0.2}
@@ -71,9 +75,11 @@ TABLES = {
     "views": {
         "couplings": table(
             {"model": "m", "rows": "a", "columns": "b", "starts": "random", "from": "pot", "on the diagonal": 0.5}
-            | {"by chance": 0.1}
+            | {"by chance": 0.1, "p": 0.2}
         ),
-        "neighbours kept": table({"model": "m", "space": "all", "mean without it": 0.5, "by chance": 0.1}),
+        "neighbours that stay": table(
+            {"model": "m", "space": "all", "rows": 16, "nearest": 5, "share that stays": 0.5, "by chance": 0.1, "p": 0.01}
+        ),
         "distances": table({"model": "m", "layer": "l", "KL(layer || previous)": 0.5}),
     },
     "training_view": {
@@ -143,6 +149,52 @@ def test_layers_that_converge_early_may_not_be_known():
         "m, attn_out of parameters: 3 of 6 layers have a large rank, which converge early is not known (no checkpoint in "
         "the first 10%)"
     ]
+
+
+def test_sentences_say_what_is_no_more_than_chance_and_what_lies_between():
+    """Nearest rows that stay as by chance, layers that are not told apart, a course that turns, a threshold out of
+    reach."""
+    stay = {
+        "model": "m",
+        "space": "all",
+        "rows": 16,
+        "nearest": 5,
+        "share that stays": 0.35,
+        "by chance": 1 / 3,
+        "p": 0.4,
+    }
+    (said,) = say_main_findings(Results(study="views", tables={"neighbours that stay": table(stay)}))
+    assert "in the first layer no more than by chance, 35% stay" in said
+    course = [
+        {"model": "m", "measure": "gw", "step": step, "mean over pairs of layers": value}
+        for step, value in ((0, 0.007), (16, 0.06), (100, 0.005), (1000, 0.006))
+    ]
+    (said,) = say_main_findings(Results(study="training_view", tables={"distance and metrics": table(*course)}))
+    assert said.endswith("0.007 at step 0 and 0.006 at step 1000, lowest 0.005 at step 100, highest 0.06 at step 16")
+    (said,) = say_main_findings(Results(study="training_view", tables={"distance and metrics": table(*course[:2])}))
+    assert said.endswith("0.007 at step 0 and 0.06 at step 16")
+    near = {**PROBES, "not told apart": 3}
+    (said,) = say_main_findings(Results(study="probes", tables={"nearest to the targets": table(near)}))
+    assert "3 layers not told apart from it" in said
+    neurons = {
+        "model": "m", "universal": 0.0, "neurons": 64, "universal in rotated bases": 0.0, "mean excess correlation": 0.01,
+        "mean in rotated bases": 0.98,
+    }  # fmt: skip
+    whole = Results(
+        study="universal_neurons",
+        tables={"universal neurons": table(neurons)},
+        analyses={"universal_neurons": {"options": {"threshold": 0.5}}},
+    )
+    (said,) = say_main_findings(whole)
+    assert "cannot be seen: in rotated bases they correlate by 0.98" in said
+
+
+def test_measures_that_agree_are_named_first():
+    (said, *_) = say_main_findings(Results(study="similarity", tables=TABLES["similarity"]))
+    assert said == (
+        "Of 2 measures, cka ranks pairs of layers most as the others do (Spearman's rho 0.70 on average), rsa least (0.60); "
+        "closest are cka and rsa (0.90)"
+    )
 
 
 def test_every_model_has_its_share_and_what_is_left_out_is_counted():

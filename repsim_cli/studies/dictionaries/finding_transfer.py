@@ -64,8 +64,8 @@ def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
     if error is None:
         return f"{base[score]:.2f} in the base"
     if abs(apart) <= say_beyond(row["documents"]) * error:
-        return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f} ± {error:.3f})"
-    return f"{abs(apart):.3f} ± {error:.3f} {'more' if apart > 0 else 'less'} than in the base"
+        return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f}, se {error:.3f})"
+    return f"{abs(apart):.3f} (se {error:.3f}) {'more' if apart > 0 else 'less'} than in the base"
 
 
 def say_beyond(documents: int) -> float:

@@ -118,7 +118,8 @@ class CrosscoderStudy(StudyOfRows):
             if len(layers) != len(self.readings):
                 raise BadInput(
                     f"options.sides: one layer is read of each model where sides are not named, got {len(layers)} "
-                    f"layers of {len(self.readings)} models; name them, or set extract.layers"
+                    f"layers of {len(self.readings)} models; name them, or set extract.layers (of stored rows: layers "
+                    "of the entry)"
                 )
             return list(range(len(layers)))
         names = {(layer.model, layer.name): at for at, layer in enumerate(layers)}

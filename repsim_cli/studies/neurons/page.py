@@ -27,6 +27,14 @@ def say_universal_neurons(whole: Results) -> Iterator[Said]:
         between = " to ".join(format_percent(end) for end in ends if end is not None)
         beside = [*([f"95 % interval over neurons {between}"] if between else []), *beside]
         others = fewest if len(shares) == 1 else "the other models, in the mean over them"
+        level = row.get("mean in rotated bases")
+        if threshold is not None and level is not None and level > 1 - threshold:
+            yield (
+                model,
+                f"{model}: whether neurons have a counterpart{excess_of} in {others} cannot be seen: in rotated bases "
+                f"they correlate by {level:.2f} on average already, and no correlation is above 1",
+            )
+            continue
         yield (
             model,
             f"{model}: {format_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart{excess_of} "

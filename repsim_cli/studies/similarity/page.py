@@ -1,7 +1,8 @@
 """What the page of a run says first: what was asked, and what was found."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import Any
 
 from repsim_cli.base.registry import pages
 from repsim_cli.report.studies import Said, list_table_records
@@ -10,8 +11,18 @@ from repsim_cli.runs.content import BEYOND_WALKS, Results
 
 @pages.register("similarity")
 def say_sub_networks(whole: Results) -> Iterator[Said]:
-    """Says which layers are found again under another seed, and into which groups of neighbouring layers each model
-    parts, where it was asked."""
+    """Says which measures rank pairs of layers alike, which layers are found again under another seed, and into which
+    groups of neighbouring layers each model parts, where it was asked."""
+    if alike := list_table_records(whole, "agreement of measures", "mean with the others", "with the closest"):
+        most, least = (choose(alike, key=lambda row: row["mean with the others"]) for choose in (max, min))
+        pair = max(alike, key=lambda row: row["with the closest"])
+        first, last = (f"{row['mean with the others']:.2f}" for row in (most, least))
+        closest = f"closest are {pair['measure']} and {pair['closest']} ({pair['with the closest']:.2f})"
+        yield (
+            "measures",
+            f"Of {len(alike)} measures, {most['measure']} ranks pairs of layers most as the others do (Spearman's rho "
+            f"{first} on average), {least['measure']} least ({last}); {closest}",
+        )
     found = groupby(
         list_table_records(whole, "identification of layers", "identified", "chance", "seeds"),
         key=lambda row: (row["models"], row["hook point"]),
@@ -20,7 +31,7 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
         rows = list(some)
         shares = ", ".join(
             f"{row['measure']} {row['identified']:.0%}"
-            + ("" if None in (row["low"], row["high"]) else f" ({row['low']:.0%} to {row['high']:.0%})")
+            + (f" ({', '.join(known)})" if (known := _list_bounds(row)) else "")
             for row in rows
         )
         of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {rows[0]['chance']:.0%}"
@@ -37,3 +48,9 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
             found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
             doubt = ", no clearer than those of layers that wander at random" if row.get(BEYOND_WALKS) == "no" else ""
             yield model, f"{found}{doubt} ({clear})" if clear else found + doubt
+
+
+def _list_bounds(row: Mapping[str, Any]) -> list[str]:
+    """The interval of a share of layers, and its p, where these are known."""
+    between = [] if None in (row["low"], row["high"]) else [f"{row['low']:.0%} to {row['high']:.0%}"]
+    return between + ([] if row.get("p") is None else [f"p {row['p']:.2g}"])

@@ -133,7 +133,8 @@ def _draw_training_view(table: Table, measure: str) -> Any:
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
-    set_headline(figure, f"{list_models(models)}: distance from the last step, beside how good the model is", measure)
+    said = f"{list_models(models)}: {measure} between layers, beside how good the model is"
+    set_headline(figure, said, "mean over the pairs of layers of each checkpoint")
     add_legend_beside(panels[-1])
     return figure
 

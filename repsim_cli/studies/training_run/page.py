@@ -97,5 +97,10 @@ def say_training_view(whole: Results) -> Iterator[Said]:
         if model in still:
             yield model, f"{model}: {measure} over pairs of layers is {known[0][column]:.2g} at every step"
             continue
-        said = " and ".join(f"{row[column]:.2g} at step {row['step']}" for row in (known[0], known[-1]))
+        ends = known[0], known[-1]
+        said = " and ".join(f"{row[column]:.2g} at step {row['step']}" for row in ends)
+        for word, choose in (("lowest", min), ("highest", max)):
+            beyond, end = (choose(some, key=lambda row: row[column]) for some in (known, ends))
+            if f"{beyond[column]:.2g}" != f"{end[column]:.2g}":
+                said += f", {word} {beyond[column]:.2g} at step {beyond['step']}"
         yield model, f"{model}: {measure} over pairs of layers is {said}"

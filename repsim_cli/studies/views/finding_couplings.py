@@ -1,5 +1,6 @@
 """Whether Gromov-Wasserstein matches each row with itself between two layers (Gao et al. 2024, figure 10)."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,9 @@ from repsim_cli.studies.views.lacking import name_left_out
 
 COLUMNS = [
     "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
-    "on the diagonal", "by chance", "within classes",
+    "on the diagonal", "by chance", "p", "within classes",
 ]  # fmt: skip
+TERMS = 20
 Square = Float[np.ndarray, "n n"]
 
 
@@ -43,6 +45,20 @@ def is_permutation(coupling: Square) -> bool:
 def measure_diagonal_mass(coupling: Square) -> float:
     """The mass that stays with its row: 1 for the identity, 1 / n on average for a random permutation."""
     return float(np.trace(coupling))
+
+
+def find_fixed_tail(kept: int, n: int) -> float:
+    """Finds how often a random permutation of n keeps at least so many in place.
+
+    >>> [round(find_fixed_tail(kept, 3), 3) for kept in range(5)]
+    [1.0, 0.667, 0.167, 0.167, 0.0]
+    """
+    # j stay, and of n - j others none does, in as many orders as the inner sum says; later terms are below rounding
+    return math.fsum(
+        (-1) ** i / (math.factorial(i) * math.factorial(j))
+        for j in range(kept, min(n, kept + TERMS) + 1)
+        for i in range(min(n - j, TERMS) + 1)
+    )
 
 
 def measure_class_mass(coupling: Square, classes: Sequence[str]) -> float:
@@ -117,5 +133,8 @@ def couplings(run: Finished, options: CouplingOptions, claims: Sequence[Claim]) 
         inside = None if classes is None else measure_class_mass(coupling, classes)
         solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
         head = [about["model"], matrix.rows.model, matrix.columns.model]
-        rows.append([*head, *solved, kind, measure_diagonal_mass(coupling), 1 / len(coupling), inside])
+        mass, n = measure_diagonal_mass(coupling), len(coupling)
+        # a descent from the identity favours the diagonal by itself
+        p = None if kind == "spread" or about["from"] == "identity" else find_fixed_tail(round(mass * n), n)
+        rows.append([*head, *solved, kind, mass, 1 / n, p, inside])
     return Part(tables={"couplings": Table(columns=COLUMNS, rows=rows)})

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Num
+from jaxtyping import Float, Num
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS
@@ -32,7 +32,10 @@ from repsim_cli.runs.content import Axis, Curve, Matrix, Table, omit_nan
 Shifts = Mapping[str, Sequence[float]]
 
 MEASURE = "histograms of distances"
-COLUMNS = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
+COLUMNS = [
+    "model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)",
+    "± KL(layer || previous)",
+]  # fmt: skip
 QUANTITY = "KL from previous layer"
 PSEUDO = 0.5  # distances added to every bin before two histograms are compared
 
@@ -64,6 +67,15 @@ def compute_consecutive_divergences(counts: Num[np.ndarray, "layers bins"]) -> l
 def drop_nan(numbers: Sequence[float]) -> list[float]:
     """Drops the numbers that are NaN."""
     return [number for number in numbers if not math.isnan(number)]
+
+
+def estimate_divergence_errors(left_out: Num[np.ndarray, "subsets layers bins"]) -> Float[np.ndarray, " _"]:
+    """The standard errors of KL(layer || the layer before), by the jackknife over parts of the rows.
+
+    left_out: the histograms without each part.
+    """
+    each = np.array([compute_consecutive_divergences(counts) for counts in left_out])
+    return each.std(0) * np.sqrt(len(each) - 1)
 
 
 def select_between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
@@ -173,8 +185,14 @@ def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]
         forward = compute_consecutive_divergences(counts)
         backward = [*map(omit_nan, (compute_histogram_divergence(*both) for both in pairwise(counts)))]
         spread = run.array(matrix.details["spread"]).tolist()
+        errors = estimate_divergence_errors(run.array(matrix.details["left out"]))
         for name, (mean, deviation, _), *kl in zip(
-            names, spread, [None, *map(omit_nan, forward)], [None, *backward], strict=True
+            names,
+            spread,
+            [None, *map(omit_nan, forward)],
+            [None, *backward],
+            [None, *map(omit_nan, errors)],
+            strict=True,
         ):
             rows.append([label, name, *map(omit_nan, (mean, deviation)), *kl])
         lines[f"{QUANTITY}, {label}"] = Curve(

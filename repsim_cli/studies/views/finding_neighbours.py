@@ -21,14 +21,20 @@ from repsim_cli.runs.content import Axis, Curve, Matrix, Table
 from repsim_cli.studies.views.lacking import name_left_out
 
 QUANTITY = "neighbours kept"
-COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
+COLUMNS = [
+    "model", "space", "sample", "mean overlap with the first layer", "mean overlap without it", "overlap by chance",
+]  # fmt: skip
+STAY = "neighbours that stay"
+OF_ALL = ["model", "space", "rows", "nearest", "share that stays", "by chance", "p"]
+DRAWN = 999  # random pairings of rows
 PLANE = "t-SNE plane"
 LETTERS = 52  # of a text in a legend
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourOptions:
-    """Overlap of the nearest rows of each layer with those of the first layer that has any. It has no settings."""
+    """How many of the nearest rows of all rows in the first layer stay the nearest in later ones, and the overlap of
+    some rows' (shared ones over those near in either layer). It has no settings."""
 
 
 def compute_jaccard_overlap(a: Int[np.ndarray, "... k"], b: Int[np.ndarray, "... k"]) -> Float[np.ndarray, "..."]:
@@ -50,6 +56,24 @@ def compute_chance_overlap(rows: int, k: int) -> float:
     shared = np.arange(k + 1)
     shares = scipy.stats.hypergeom.pmf(shared, rows - 1, k, k)
     return float(shares @ (shared / (2 * k - shared)))
+
+
+def measure_staying_share(nearest: Int[np.ndarray, "layers n k"]) -> tuple[float, float]:
+    """The share of the nearest rows of all rows in the first layer that are among the nearest in later ones, mean over
+    these, and p: how often it is as large where rows of the first layer are paired with those of the others at random.
+    By chance it is k / (n - 1).
+
+    >>> measure_staying_share(np.array([[[1], [0], [3], [2]], [[1], [0], [3], [0]]]))[0]
+    0.75
+    """
+    count, k = nearest.shape[1:]
+    later = np.zeros((count, count), int)
+    for layer in nearest[1:]:
+        later[np.arange(count)[:, None], layer] += 1
+    rng = np.random.default_rng(0)
+    orders = [np.arange(count), *(rng.permutation(count) for _ in range(DRAWN))]
+    stay = np.array([later[order[:, None], order[nearest[0]]].sum() for order in orders])
+    return float(stay[0] / (count * k * (len(nearest) - 1))), float((stay >= stay[0]).mean())
 
 
 # ---- figures ----
@@ -139,13 +163,16 @@ def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]
     # all models have one batch
     rows, k, samples = measured[0].columns.layers, measured[0].about["k"], measured[0].about["samples"]
     names, by_chance = [rows[place] for place in samples], compute_chance_overlap(len(rows), k)
-    tables, means, lines = {}, [], {}
+    tables, means, of_all, lines = {}, [], [], {}
     for matrix in measured:
         label, layers = matrix.rows.model, matrix.rows.layers
         listed: list[list[Any]] = []
         kept_by: dict[str, list[float | None]] = {}
         for space, path in matrix.details.items():
             nearest = run.array(path).astype(int)
+            if len(nearest) > 1:
+                share, p = measure_staying_share(nearest)
+                of_all.append([label, space, len(rows), k, share, k / (len(rows) - 1), p])
             kept = compute_jaccard_overlap(nearest[:1], nearest)[:, samples]
             listed += [[space, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
             for name, row in zip(names, kept.T, strict=True):
@@ -154,9 +181,10 @@ def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]
         tables[f"neighbours of {label}"] = Table(columns=["space", "layer", *names], rows=listed)
         lines[f"{QUANTITY}, {label}"] = Curve(
             x=Axis(name="layer"),
-            y=Axis(name=f"overlap with the first layer's\n{k} nearest rows"),
+            y=Axis(name=f"overlap (Jaccard) with the first layer's\n{k} nearest rows of {len(samples)} rows"),
             at=layers[1:],
             lines=kept_by,
             about={"quantity": QUANTITY, "model": label, "levels": {"by chance": by_chance}},
         )
-    return Part(tables={QUANTITY: Table(columns=COLUMNS, rows=means), **tables}, curves=lines)
+    overall = {STAY: Table(columns=OF_ALL, rows=of_all), QUANTITY: Table(columns=COLUMNS, rows=means)}
+    return Part(tables={**overall, **tables}, curves=lines)

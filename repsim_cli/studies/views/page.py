@@ -1,11 +1,17 @@
 """What the page of a run says first: what was asked, and what was found."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from repsim_cli.base.registry import pages
+from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.report.studies import Said, list_table_records
 from repsim_cli.runs.content import Results
+
+Rows = Sequence[Mapping[str, Any]]
+PARTS = 10  # of the rows, left out in turn for the errors of distances
+LEVEL = 0.05  # p up to which rows stay more than by chance
 
 ASKED = "What do the rows of a layer look like: their distances, their neighbours, and how layers match them?"
 
@@ -13,23 +19,51 @@ ASKED = "What do the rows of a layer look like: their distances, their neighbour
 @pages.register("views", ASKED)
 def say_views(whole: Results) -> Iterator[Said]:
     """Says how many rows layers couple with themselves, how many neighbours stay, and where distances change most."""
-    by_pair = groupby(
-        list_table_records(whole, "couplings", "on the diagonal", "by chance"),
-        key=lambda row: (row["model"], row["rows"], row["columns"]),
-    )
-    for (model, first, second), some in by_pair:
-        rows = list(some)
-        said = ", ".join(f"{row['on the diagonal']:.2f} ({row['starts']}, found from {row['from']})" for row in rows)
-        of = f"of {round(1 / rows[0]['by chance'])} rows, {rows[0]['by chance']:.2f} by chance"
+    yield from say_couplings(list_table_records(whole, "couplings", "on the diagonal", "by chance"))
+    needed = "share that stays", "by chance", "p", "rows", "nearest"
+    yield from say_staying(list_table_records(whole, "neighbours that stay", *needed))
+    yield from say_shifts(list_table_records(whole, "distances", "KL(layer || previous)"))
+
+
+def say_couplings(rows: Rows) -> Iterator[Said]:
+    """Says of each pair of layers how many rows are coupled with themselves, and how often random permutations keep as
+    many."""
+    for (model, first, second), some in groupby(rows, key=lambda row: (row["model"], row["rows"], row["columns"])):
+        plans = list(some)
+        said = ", ".join(
+            f"{plan['on the diagonal']:.2f} ({plan['starts']}, found from {plan['from']}{_say_p(plan)})"
+            for plan in plans
+        )
+        of = f"of {round(1 / plans[0]['by chance'])} rows, {plans[0]['by chance']:.2f} by chance"
         yield model, f"{model}, {first} and {second}: rows coupled with themselves, {said}; {of}"
-    kept = list_table_records(whole, "neighbours kept", "mean without it", "by chance")
-    by_space = groupby(kept, key=lambda row: (row["model"], row["space"]))
-    for (model, space), some in by_space:
-        rows = list(some)
-        mean = sum(row["mean without it"] for row in rows) / len(rows)
-        chance = f"{space}; by chance {rows[0]['by chance']:.2f}"
-        yield model, f"{model}: {mean:.2f} of the neighbours of the first layer stay in later ones ({chance})"
-    column = "KL(layer || previous)"
-    for model, some in groupby(list_table_records(whole, "distances", column), key=lambda row: row["model"]):
-        most = max(some, key=lambda row: row[column])
-        yield model, f"{model}: distances of rows change most at {most['layer']}, KL {most[column]:.2g} nats"
+
+
+def _say_p(plan: Mapping[str, Any]) -> str:
+    return "" if plan.get("p") is None else f", p {plan['p']:.2g}"
+
+
+def say_staying(rows: Rows) -> Iterator[Said]:
+    """Says how many of the nearest rows of the first layer stay in later ones, and whether more than by chance."""
+    for row in rows:
+        near = f"of the {row['nearest']} rows nearest to each of {row['rows']} in the first layer"
+        known = f"({row['space']}; by chance {row['by chance']:.0%}, p {row['p']:.2g})"
+        more = "no more than by chance, " * (row["p"] > LEVEL)
+        yield row["model"], f"{row['model']}: {near} {more}{row['share that stays']:.0%} stay in later ones {known}"
+
+
+def say_shifts(rows: Rows) -> Iterator[Said]:
+    """Says of each model at which layer distances change most, and which others are not told apart from it."""
+    for model, some in groupby(rows, key=lambda row: row["model"]):
+        layers = list(some)
+        values = [row["KL(layer || previous)"] for row in layers]
+        errors = [row.get("± KL(layer || previous)") for row in layers]
+        most = max(range(len(values)), key=values.__getitem__)
+        alike = list_alike(values, errors, most, PARTS - 1)
+        if len(alike) == len(values) > 1:
+            of = f"{min(values):.2g} to {values[most]:.2g} nats"
+            yield model, f"{model}: distances of rows change by KL {of}, at no layer more than at the others"
+            continue
+        known = "" if errors[most] is None else f" (se {errors[most]:.2g})"
+        others = say_others([row["layer"] for row in layers], alike, most)
+        said = f"distances of rows change most at {layers[most]['layer']}, KL {values[most]:.2g} nats{known}{others}"
+        yield model, f"{model}: {said}"

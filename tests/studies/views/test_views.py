@@ -20,20 +20,31 @@ from repsim_cli.studies.views import finding_couplings as coupling_findings
 from repsim_cli.studies.views import finding_histograms as histogram_findings
 from repsim_cli.studies.views import finding_neighbours as neighbour_findings
 from repsim_cli.studies.views.couplings import BEST, PUBLISHED, match_rows
-from repsim_cli.studies.views.finding_couplings import is_permutation, measure_class_mass, measure_diagonal_mass
+from repsim_cli.studies.views.finding_couplings import (
+    find_fixed_tail,
+    is_permutation,
+    measure_class_mass,
+    measure_diagonal_mass,
+)
 from repsim_cli.studies.views.finding_histograms import (
     compute_consecutive_divergences,
     compute_histogram_divergence,
+    estimate_divergence_errors,
     fine_tuning_shifts_distances,
     select_between_blocks,
 )
-from repsim_cli.studies.views.finding_neighbours import compute_chance_overlap, compute_jaccard_overlap
+from repsim_cli.studies.views.finding_neighbours import (
+    compute_chance_overlap,
+    compute_jaccard_overlap,
+    measure_staying_share,
+)
 from repsim_cli.studies.views.histograms import (
     make_distance_histograms,
     make_jackknife_subsets,
     measure_distance_spreads,
 )
 from repsim_cli.studies.views.neighbourhoods import find_nearest_rows, project_to_plane
+from repsim_cli.studies.views.page import say_shifts
 
 FAST = ("hardware.threads=1", "measure=[]")
 OWN = ("study=views", "extract=pooled", *FAST)
@@ -55,6 +66,51 @@ def test_divergence_by_hand():
     assert compute_histogram_divergence(a, a) == 0
     far = compute_histogram_divergence(np.array([10, 0]), np.array([0, 10]))
     assert far == pytest.approx(10 / 11 * np.log(21), abs=1e-12)
+
+
+def test_layers_that_are_drawn_alike_are_not_told_apart():
+    """Layers of one Gaussian: no layer is said to change most, and nearest rows stay as often as their p says."""
+    rng, p_values = np.random.default_rng(0), []
+    for _ in range(40):
+        layers = [torch.from_numpy(rng.normal(size=(60, 8))) for _ in range(4)]
+        of = make_jackknife_subsets(60)
+        spread = [measure_distance_spreads(x, of) for x in layers]
+        counts = make_distance_histograms(layers, of, spread, bins=20, scale="none").counts
+        values, errors = compute_consecutive_divergences(counts[0]), estimate_divergence_errors(counts[1:])
+        lines = [
+            {"model": "m", "layer": f"l{i}", "KL(layer || previous)": value, "± KL(layer || previous)": error}
+            for i, (value, error) in enumerate(zip(values, errors.tolist(), strict=True))
+        ]
+        ((_, said),) = say_shifts(lines)
+        assert "at no layer more than at the others" in said
+        p_values.append(measure_staying_share(np.stack([find_nearest_rows(x[:16], 5) for x in layers]))[1])
+    assert np.mean(np.array(p_values) <= 0.05) < 0.15
+    # a layer that spreads is named
+    layers[2] *= 3
+    spread = [measure_distance_spreads(x, of) for x in layers]
+    counts = make_distance_histograms(layers, of, spread, bins=20, scale="none").counts
+    for line, value, error in zip(
+        lines, compute_consecutive_divergences(counts[0]), estimate_divergence_errors(counts[1:]), strict=True
+    ):
+        line |= {"KL(layer || previous)": value, "± KL(layer || previous)": float(error)}
+    ((_, said),) = say_shifts(lines)
+    assert said.startswith("m: distances of rows change most at l")
+
+
+def test_the_error_of_a_divergence_is_a_jackknife():
+    counts = np.random.default_rng(1).integers(1, 30, (10, 2, 6)).astype(float)
+    each = [compute_histogram_divergence(b, a) for a, b in counts]
+    expected = np.sqrt(9 / 10 * np.sum((np.array(each) - np.mean(each)) ** 2))
+    np.testing.assert_allclose(estimate_divergence_errors(counts), [expected])
+
+
+def test_rows_that_random_permutations_keep():
+    """All orders of five, counted; and many rows."""
+    kept = [sum(i == j for i, j in enumerate(order)) for order in itertools.permutations(range(5))]
+    for least in range(6):
+        assert find_fixed_tail(least, 5) == pytest.approx(np.mean([x >= least for x in kept]), abs=1e-15)
+    assert find_fixed_tail(0, 400) == pytest.approx(1)
+    assert find_fixed_tail(3, 400) == pytest.approx(1 - 2.5 / np.e, abs=1e-12)  # Poisson of mean 1
 
 
 def counted(layers, bins, scale, of=None):
@@ -317,9 +373,16 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert [[line[label] for label in labels] for line in shown] == kept
     means = {(line["model"], line["space"], line["sample"]): line for line in table(found, "neighbours kept")}
     mean = means["tiny_a", "t-SNE plane", labels[1]]
-    assert mean["mean with the first layer"] == pytest.approx(np.mean([row[1] for row in kept]))
-    assert mean["mean without it"] == pytest.approx(np.mean([row[1] for row in kept[1:]]))
-    assert mean["by chance"] == pytest.approx(0.21441, abs=1e-5)
+    assert mean["mean overlap with the first layer"] == pytest.approx(np.mean([row[1] for row in kept]))
+    assert mean["mean overlap without it"] == pytest.approx(np.mean([row[1] for row in kept[1:]]))
+    assert mean["overlap by chance"] == pytest.approx(0.21441, abs=1e-5)
+    # the share is of all rows, and counts rows, not the overlap of two sets
+    (line,) = [x for x in table(found, "neighbours that stay") if (x["model"], x["space"]) == ("tiny_a", "t-SNE plane")]
+    first, *later = [[set(row.tolist()) for row in around] for around in nearby]
+    stay = [len(a & b) / 5 for around in later for a, b in zip(around, first, strict=True)]
+    assert line["share that stays"] == pytest.approx(np.mean(stay))
+    assert (line["rows"], line["nearest"], line["by chance"]) == (16, 5, pytest.approx(5 / 15))
+    assert line["p"] <= 0.05
     # couplings: a pair and its mirror image are each other's transpose
     couplings = [m for m in found["matrices"].values() if m["about"].get("model") == "tiny_a"]
     plans = [np.load(newest() / coupling["values"]) for coupling in couplings]
