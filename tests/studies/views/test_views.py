@@ -308,7 +308,7 @@ def test_figures_of_single_models_where_these_are_few(tmp_path, topic, count, wh
     about = [{"kind": kind, "model": side.model} for side in sides]
     matrices = {x["model"]: Matrix(rows=side, columns=side, about=x) for side, x in zip(sides, about, strict=True)}
     run = Finished(folder=tmp_path, manifest={}, results=Results(study="views", matrices=matrices))
-    assert [name for name, _ in topic.figures(run, whole)] == [f"{kind}-{i:02d}-m{i}" for i in range(each)]
+    assert [name for name, _ in topic.draw_figures(run, whole)] == [f"{kind}-{i:02d}-m{i}" for i in range(each)]
 
 
 def table(found, name):
