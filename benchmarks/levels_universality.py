@@ -233,6 +233,6 @@ PROMISES: list[Promise] = [
     *(
         Promise("measure of noise ahead of another", f"{count} models, pair by pair", "value", 0.025, 100,
                 partial(ahead, models=count))
-        for count in (5, 8)
+        for count in (6, 8)
     ),
 ]  # fmt: skip

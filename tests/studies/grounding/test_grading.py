@@ -15,7 +15,7 @@ from repsim_cli.studies.grounding.grading import (
 )
 from repsim_cli.studies.grounding.scores import Models
 
-LAYERS, COUNT = 4, 5
+LAYERS, COUNT = 4, 6
 
 
 def seeds(similar):
@@ -97,8 +97,8 @@ def test_copies_of_a_measure_change_no_other_rank():
     for name in ("good", "third"):
         assert many[name][1:4] == pytest.approx(alone[name][1:4])
     assert many["noise 2"].mean == pytest.approx(alone["noise"].mean)
-    assert (alone["good"].ahead, alone["noise"].behind) == (1, 1)
-    assert (many["good"].ahead, many["noise 1"].behind) == (4, 1)
+    assert (alone["good"].ahead, alone["noise"].behind) == (1, 2)
+    assert (many["good"].ahead, many["noise 1"].behind) == (4, 2)
 
 
 def test_rows_needed():
