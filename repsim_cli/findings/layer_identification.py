@@ -140,7 +140,8 @@ def _draw_identified_shares(rows: Sequence[Mapping[str, Any]], level: float) -> 
             y = order.index(row["measure"])
             if row["low"] is not None:
                 axis.plot([row["low"], row["high"]], [y, y], color=COLOURS[0], linewidth=1.4, clip_on=False)
-            ink = COLOURS[0] if row["p"] <= 1 - level else "white"
+            told = row.get("p", 0.0) <= 1 - level  # runs of before have no p
+            ink = COLOURS[0] if told else "white"
             axis.plot(row["identified"], y, "o", color=ink, markeredgecolor=COLOURS[0], markersize=4, clip_on=False)
         axis.set_xlim(0, 1)
         axis.set_ylim(len(order) - 0.5, -0.5)

@@ -326,9 +326,15 @@ def map_about(models: list[str], depths: list[str]) -> Any:
 
 
 def identified(measures: list[str], points: int) -> Any:
-    keys = ("measure", "hook point", "identified", "low", "high", "chance", "layers", "models", "seeds")
+    keys = ("measure", "hook point", "identified", "low", "high", "chance", "layers", "models", "seeds", "p")
     rows: Any = [
-        dict(zip(keys, (measure, f"resid_point{p}", i / len(measures), 0.1, 0.9, 0.125, 8, LONG, 5), strict=True))
+        dict(
+            zip(
+                keys,
+                (measure, f"resid_point{p}", i / len(measures), 0.1, 0.9, 0.125, 8, LONG, 5, 0.2 / (i + 1)),
+                strict=True,
+            )
+        )
         for i, measure in enumerate(measures)
         for p in range(points)
     ]
