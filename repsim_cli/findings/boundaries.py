@@ -335,7 +335,8 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 def _draw_block_steps(run: Finished) -> Any:
     """A panel per model: a row per measure, a column per step from one block to the next, as a share of the largest
     step; a line where the boundary is, dotted where it is no clearer than in surrogates or walks."""
-    records = [dict(zip(COLUMNS[TABLE], row, strict=True)) for row in run.results.tables[TABLE].rows]
+    table = run.results.tables[TABLE]
+    records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     models = list(dict.fromkeys(record["model"] for record in records))[:MOST]
     measures = list(dict.fromkeys(record["measure"] for record in records))
     depth = max(
@@ -355,7 +356,8 @@ def _draw_block_steps(run: Finished) -> Any:
             steps = convert_to_distances(values, layers.measure.larger_is_closer).diagonal(1)
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
-            style = SOLID if record[BEYOND_WALKS] == "yes" else DOTTED
+            clear = record.get(BEYOND_WALKS, record["clearer than without groups"])  # runs of before have no walks
+            style = SOLID if clear == "yes" else DOTTED
             panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **style)
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
