@@ -12,6 +12,7 @@ from repsim_cli.studies.verify.weights import ROUNDINGS
 
 EXACT = 1e-6  # of the norm: the same but for rounding
 SHOWN = 3  # runs of rows
+PAIRS = 2**24  # of rows that are compared, to find where a row came from
 FEW = 0.01  # of all values
 WIDEST = 256  # rows and columns of which a rank is found
 BLOCK = re.compile(r"\.(\d+)\.")
@@ -94,7 +95,7 @@ def _name_row_changes(what: str, x: Tensor, y: Tensor, unit: float) -> Named | N
     factor = float((rows * others).sum() / rows.square().sum().clamp_min(1e-300))
     if (factor * rows - others).norm() <= max(EXACT, unit) * others.norm():
         return "part", f"{said} {be} multiplied by {factor:.4g}"
-    if len(x.unique(dim=0)) == len(x):
+    if count * len(x) <= PAIRS:
         nearest = torch.cdist(others, x).argmin(1)
         if _have_same_numbers(x[nearest], others):
             return "rows", f"{said} {be} those of {what}s {_say_numbers(nearest.unique().tolist())}"
@@ -115,8 +116,9 @@ def _say_numbers(numbers: list[int]) -> str:
     >>> _say_numbers([3, 4, 5, 9]), _say_numbers([1, 3, 5, 7, 8])
     ('3 to 5, 9', '1, 3, 5 and 2 others')
     """
-    starts = [number for number in numbers if number - 1 not in {*numbers}]
-    ends = [number for number in numbers if number + 1 not in {*numbers}]
+    known = {*numbers}
+    starts = [number for number in numbers if number - 1 not in known]
+    ends = [number for number in numbers if number + 1 not in known]
     runs = [f"{low} to {high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True)]
     left = sum(high - low + 1 for low, high in zip(starts[SHOWN:], ends[SHOWN:], strict=True))
     return ", ".join(runs[:SHOWN]) + (f" and {left} other{'s' * (left > 1)}" if left else "")

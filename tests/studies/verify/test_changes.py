@@ -107,6 +107,15 @@ def test_low_ranks_of_wide_matrices_are_found_in_a_part():
     assert "rank 40 of 1200" in added[1]
 
 
+def test_rows_of_a_large_table_are_counted():
+    """Half of 40,000 rows are neither listed one by one nor compared with all others."""
+    before = torch.randn(40_000, 3, generator=torch.Generator().manual_seed(8))
+    after = before.clone()
+    after[::2] = before[1::2]
+    said = name_weight_change(NAME, {NAME: before}, {NAME: after}, {NAME: 1.0})
+    assert said == ("rows", "rows 0, 2, 4 and 19997 others of its weights are others")
+
+
 @pytest.mark.parametrize(("changed", "values"), [(1, "value"), (3, "values")])
 def test_few_values_of_a_bias_are_counted(changed, values):
     before = torch.randn(64, generator=torch.Generator().manual_seed(7))
