@@ -24,7 +24,7 @@ PARTS = (
     "levels_nulls",
     "levels_corrections",
 )
-PARTS += ("levels_budget",)
+PARTS += ("levels_budget", "levels_shares")
 LEAST = 0.8  # power
 FARTHEST = 0.02  # that a rate may be from its nominal value, however few the draws
 

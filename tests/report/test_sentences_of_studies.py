@@ -56,7 +56,8 @@ TABLES = {
     },
     "features": {
         "shared latents": table(
-            {"model": "m", "layer": "l", "shared": 0.5, "latents": 64, "dictionaries": "both", "random directions: shared": 0.1}
+            {"model": "m", "layer": "l", "shared": 0.5, "latents": 64, "dictionaries": "both", "shared: low": 0.4, "shared: high": 0.6, "chance: shared": 0.1, "p: shared": 0.05,
+             "shared by decoder": 0.6, "chance: by decoder": 0.5, "p: by decoder": 0.3}
         ),
         "cross-reconstruction": table(
             {"layer": "l", "encoded": "m", "decoded": "n", "R²": 0.4, "R² of the best affine map": 0.5}

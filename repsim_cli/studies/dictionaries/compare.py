@@ -1,6 +1,6 @@
 """Sparse dictionaries against each other: shared directions, spaces of paired features, and cross-reconstruction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from repsim_cli.studies.dictionaries.formats import Dictionary
 MEASURES = ("svcca", "rsa")  # of paired decoder rows
 BLOCK = 4096  # rows that are encoded at a time
 LEAST_PAIRS = 4
+LARGE = 0.1  # share of the variance of an axis that is not mirrored
 
 
 class Quality(NamedTuple):
@@ -91,15 +92,23 @@ def take_alive_directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"])
     return {"decoder": dictionary.decoder[kept], "encoder": dictionary.encoder.T[kept]}
 
 
-def draw_random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Draws as many directions as are given, from normal distributions with the same second moments."""
+def draw_mirrored(
+    directions: Mapping[str, Float[Tensor, "m d"]], rows: Float[Tensor, "n d"], count: int, seed: int
+) -> Iterator[dict[str, Float[Tensor, "m d"]]]:
+    """Draws the directions of a dictionary so many times as one of unrelated rows of the same covariance may have them:
+    mirrored, all together, in principal axes of the rows that are chosen at random.
+
+    Dictionaries follow large axes whatever else the rows hold, and mirrored ones keep that. An axis with a tenth of the
+    variance or more, such as a massive feature, is never mirrored: its sign is known from the covariance and the mean.
+    """
+    centred = (rows - rows.mean(0)).double()
+    variances, axes = torch.linalg.eigh(centred.T @ centred)
+    large = variances >= LARGE * variances.sum()
     made = torch.Generator().manual_seed(seed)
-    drawn = {}
-    for side, x in like.items():
-        values, vectors = torch.linalg.eigh(x.double().T @ x.double() / len(x))
-        normal = torch.randn(x.shape, generator=made, dtype=torch.float64).to(x.device)
-        drawn[side] = (normal * values.clamp_min(0).sqrt()) @ vectors.T
-    return drawn
+    for _ in range(count):
+        signs = 1.0 - 2.0 * torch.randint(0, 2, large.shape, generator=made).double().to(rows.device)
+        mirror = (axes * torch.where(large, 1.0, signs)) @ axes.T
+        yield {side: x.double() @ mirror for side, x in directions.items()}
 
 
 # ---- spaces of paired features ----

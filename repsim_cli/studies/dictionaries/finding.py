@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Fraction
+from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.heatmap import draw_heatmap
@@ -24,8 +25,8 @@ OfPairs = Mapping[tuple[str, str], Sequence[float]]  # by pair of models, of eve
 
 PANEL = (2.2, 2.0)  # inches
 SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
-          "shared by decoder", "shared by encoder", "shared", "random directions: by decoder",
-          "random directions: shared"]  # fmt: skip
+          "shared by decoder", "shared by encoder", "shared", "shared: low", "shared: high", "chance: by decoder",
+          "chance: shared", "p: by decoder", "p: shared"]  # fmt: skip
 PUBLISHED = 0.7  # cosine from which latents are shared
 CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
 
@@ -33,8 +34,9 @@ CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
 @dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
     """The share of latents that two dictionaries share: by decoder or by encoder, where latents that are matched one to
-    one have a cosine of at least `cosine`, and by both, where they also have the same partner. As a control, the same
-    with random directions that have the second moments of those of the second dictionary.
+    one have a cosine of at least `cosine`, and by both, where they also have the same partner; with a 95 % interval
+    over latents. As chance, the same with the second dictionary mirrored in random principal axes of the rows: the mean
+    over 19 mirrors, and p of as large a share in one of them.
 
     cosine: from which matched latents are shared.
     """
@@ -49,10 +51,16 @@ def compute_matched_shares(values: Float[np.ndarray, "sides m"], cosine: float) 
 
 
 def make_shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
-    shared, chance = compute_matched_shares(values[:3], cosine), compute_matched_shares(values[3:], cosine)
-    names = " and ".join(matrix.about["dictionaries"])
-    means = values[:2].mean(1).tolist()
-    return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *shared, chance[0], chance[2]]
+    count = values.shape[1]
+    shared, *mirrored = (compute_matched_shares(each, cosine) for each in values.reshape(-1, 3, count))
+    names, means = " and ".join(matrix.about["dictionaries"]), values[:2].mean(1).tolist()
+    interval = compute_wilson_interval(np.arange(count) < round(count * shared[2]), np.arange(count))
+    beside: list[float | None] = [None] * 4
+    if len(mirrored) > 1:  # a run of before has random directions, once
+        chance = np.array(mirrored)
+        p = (1 + (chance >= np.array(shared)).sum(0)) / (1 + len(chance))
+        beside = [float(each[side]) for each in (chance.mean(0), p) for side in (0, 2)]
+    return [matrix.rows.model, matrix.about["layer"], names, count, *means, *shared, *interval, *beside]
 
 
 # ---- claims ----
@@ -157,7 +165,7 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
     """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
-    pairs of dictionaries. Dotted: random directions."""
+    pairs of dictionaries. Dotted: a mirrored dictionary."""
     models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
     figure, axes = make_panels(len(models), count_columns(len(models)), *PANEL, gaps=(0.4, 0.7))
     at = np.linspace(0, 1, 201)
@@ -182,7 +190,7 @@ def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[st
     last = axes[min(len(axes), count_columns(len(models))) - 1]
     for layer in names:
         last.plot([], [], color=colours[layer], label=layer)
-    last.plot([], [], color="0.4", ls=":", label="random directions")
+    last.plot([], [], color="0.4", ls=":", label="mirrored at random")
     add_legend_beside(last)
     set_headline(
         figure,

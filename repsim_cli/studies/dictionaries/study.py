@@ -33,7 +33,7 @@ from repsim_cli.studies.dictionaries.compare import (
     Quality,
     compare_feature_spaces,
     cross_reconstruction,
-    draw_random_directions,
+    draw_mirrored,
     encode_in_blocks,
     match_latents,
     measure_dictionary_quality,
@@ -45,6 +45,7 @@ from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_f
 
 HELD_OUT = 10  # one row of so many
 LEAST = 100  # rows
+MIRRORS = 19  # chance levels, of which none is reached in 0.05 of draws by chance
 GUESSED = ("mlp_pre", "mlp_post", "module:")  # layers whose width is known when they are read
 QUALITY = ["model", "layer", "dictionary", "latents", "explained variance", "active latents per row", "dead latents"]
 PAIRED = ["model", "layer", "other", "other's layer", "paired features", "mean correlation",
@@ -78,10 +79,12 @@ class Features(StudyOfRows):
     """Trains sparse dictionaries (BatchTopK autoencoders) of every layer under several seeds, and compares them.
 
     Within a layer: which latents two seeds share, by matching decoder and encoder directions one to one (Paulo and
-    Belrose 2025). Between layers of different models: features paired by the correlation of their activations, and the
-    similarity of the paired decoder rows (Lan et al. 2024) against random pairings of documents, under each of which
-    features are paired anew: those that correlate by chance are alike by the same chance. Between models: one code with
-    an encoder and a decoder for each (Thasarathan et al. 2025), and how well the code of each reconstructs each other.
+    Belrose 2025), beside those of the second mirrored in principal axes of the rows, which keep all that the
+    covariance gives. Between layers of different models: features paired by the correlation of their activations, and
+    the similarity of the paired decoder rows (Lan et al. 2024) against random pairings of documents, under each of
+    which features are paired anew: those that correlate by chance are alike by the same chance. Between models: one
+    code with an encoder and a decoder for each (Thasarathan et al. 2025), and how well the code of each reconstructs
+    each other.
     Nine tenths of the rows are trained on. Dictionaries are kept in the cache.
 
     recipe: how dictionaries are trained.
@@ -254,7 +257,8 @@ class Features(StudyOfRows):
         ]  # fmt: skip
         tables = {"dictionaries": Table(columns=QUALITY, rows=quality_rows), **tables}
         with run.stage("shared latents"):
-            matrices = dict(pair for layer, ones in known.items() for pair in self._match_shared(run, layer, ones))
+            matched = (self._match_shared(run, layer, ones, seen[layer]) for layer, ones in known.items())
+            matrices = dict(pair for of_layer in matched for pair in of_layer)
         with run.stage("feature spaces"):
             orders = list(draw_document_orders(extraction.find_documents(sequences), self.pairings, self.seed))
             if pairs := list(self._spaces(run, known, rows, orders)):
@@ -290,18 +294,24 @@ class Features(StudyOfRows):
             for name, dictionary in every.items()
         ]
 
-    def _match_shared(self, run: Run, layer: Layer, known: Sequence[Known]) -> Any:
-        """The matched latents of every two dictionaries of a layer, of those that are alive."""
+    def _match_shared(self, run: Run, layer: Layer, known: Sequence[Known], seen: Tensor) -> Any:
+        """The matched latents of every two dictionaries of a layer, of those that are alive, and of the first with the
+        second in random mirrors."""
         for first, second in combinations(known, 2):
             a, b = (take_alive_directions(each.dictionary, each.quality.alive) for each in (first, second))
             if not (len(a["decoder"]) and len(b["decoder"])):
                 run.warn(f"{layer}: no latent of {first.name} or of {second.name} is alive; they are not matched")
                 continue
             pairs = match_latents(a, b, self.absolute)
-            chance = match_latents(a, draw_random_directions(b, self.seed), self.absolute)
+            mirrored = draw_mirrored(b, seen, MIRRORS, self.seed)
+            chance = [match_latents(a, each, self.absolute) for each in mirrored]
             name = f"{layer.model} {layer.name}, {first.name} and {second.name}"
-            values = np.stack([*_stack(pairs), *_stack(chance)])
-            sides = [f"{of}{what}" for of in ("", "random ") for what in ("decoder", "encoder", "agree")]
+            values = np.stack([side for each in (pairs, *chance) for side in _stack(each)])
+            sides = [
+                f"{of}{what}"
+                for of in ("", *(f"mirror {number} " for number in range(MIRRORS)))
+                for what in ("decoder", "encoder", "agree")
+            ]
             yield (
                 f"matched latents of {name}",
                 Matrix(

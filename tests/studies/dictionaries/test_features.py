@@ -12,15 +12,16 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.engine.exchanges import draw_document_orders
+from repsim_cli.runs.content import Matrix, Side
 from repsim_cli.studies.dictionaries.compare import (
     compare_feature_spaces,
     correlate,
-    draw_random_directions,
+    draw_mirrored,
     match_latents,
     match_one_to_one,
 )
 from repsim_cli.studies.dictionaries.finding import SHARED as SHARED_COLUMNS
-from repsim_cli.studies.dictionaries.finding import compute_matched_shares
+from repsim_cli.studies.dictionaries.finding import compute_matched_shares, make_shared_row
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.study import Features, GivenDictionary
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe
@@ -63,15 +64,47 @@ def test_a_shared_part_is_recovered_exactly():
     assert compute_matched_shares(np.stack(match_latents(small, b, True)), 0.7) == [SHARED / 20] * 3
 
 
-def test_random_directions_have_the_second_moments_of_the_others_and_match_none():
-    scale = torch.linspace(0.1, 2, 6)
-    like = sides(unit(4000, 6, 0) * scale, unit(4000, 6, 1))
-    drawn = draw_random_directions(like, 0)
-    for side, x in like.items():
-        wanted = (x.T @ x / len(x)).numpy()
-        assert (drawn[side].T @ drawn[side] / len(x)).numpy() == pytest.approx(wanted, abs=0.1 * float(wanted.max()))
-    a = sides(unit(WIDTH, 64, 0), unit(WIDTH, 64, 1))
-    assert compute_matched_shares(np.stack(match_latents(a, draw_random_directions(a, 0), False)), 0.7) == [0, 0, 0]
+def test_mirrors_keep_lengths_along_axes_and_the_sign_of_large_ones():
+    scale = torch.linspace(0.5, 1, 32)
+    scale[0] = 5
+    rows = torch.randn(4000, 32, generator=torch.Generator().manual_seed(0)) * scale
+    given = sides(torch.eye(32), unit(32, 32, 1))
+    for each in draw_mirrored(given, rows, 3, 0):
+        moved = given["decoder"].double() @ each["decoder"]
+        assert each["encoder"].norm(dim=1) == pytest.approx(np.ones(32))
+        assert moved[0, 0] == pytest.approx(1, abs=0.01)
+        assert moved[1:, 1:].diagonal().abs().max() < 0.99 or moved.diagonal().min() < 0
+
+
+def imagine_dictionary(rng, axes, count):
+    """Latents that follow the large axes of rows of a steep spectrum, as those of trained dictionaries do."""
+    decoder = torch.from_numpy(rng.standard_normal((count, len(axes))) * axes)
+    return sides(F.normalize(decoder, dim=1), F.normalize(decoder + 0.05 * torch.from_numpy(axes), dim=1))
+
+
+def test_dictionaries_of_unrelated_rows_share_no_more_than_chance_and_planted_latents_are_seen():
+    """Makes dictionaries of rows with a steep spectrum, of which some latents are alike by their covariance alone."""
+    axes, matrix = np.arange(1, 25) ** -0.5, Matrix(
+        rows=Side(model="m", layers=[]), columns=Side(model="latents", layers=[]), values="", n=24, label="cosine",
+        about={"layer": "l", "dictionaries": ["a", "b"]},
+    )  # fmt: skip
+    found, told = [], []
+    for draw in range(40):
+        rng = np.random.default_rng(draw)
+        rows = torch.from_numpy(rng.standard_normal((400, 24)) * axes)
+        a, b = (imagine_dictionary(rng, axes, 24) for _ in range(2))
+        for planted, into in ((0, found), (8, told)):
+            for side, x in b.items():
+                x[:planted] = a[side][:planted]
+            each = [match_latents(a, other, False) for other in (b, *draw_mirrored(b, rows, 19, draw))]
+            values = np.stack([side for pair in each for side in (pair.decoder, pair.encoder, pair.agree)])
+            row = dict(zip(SHARED_COLUMNS, make_shared_row(matrix, values, 0.7), strict=True))
+            assert row["shared: low"] <= row["shared"] <= row["shared: high"]
+            into.append([row["shared by decoder"], row["p: by decoder"], row["p: shared"]])
+    shares, by_decoder, by_both = np.array(found).T
+    assert shares.mean() > 0.03
+    assert max((by_decoder <= 0.05).mean(), (by_both <= 0.05).mean()) <= 0.12
+    assert (np.array(told)[:, 2] <= 0.05).mean() >= 0.8
 
 
 def test_correlations_of_latents_against_numpy():
@@ -152,6 +185,7 @@ def test_the_tiny_study_with_a_dictionary_from_a_folder(repsim, newest, tmp_path
     (mine,) = (row for row in tables["dictionaries"] if row[2] == "mine")
     assert mine[4] < min(row[4] for row in trained)
     pairs = [row[2] for row in tables["shared latents"] if row[:2] == ["tiny_a", "resid_post@3"]]
+    assert "latents are shared by seed 0 and seed 1 (95 % interval over latents: 0 % to " in " ".join(out.split())
     assert pairs == ["seed 0 and seed 1", "seed 0 and mine", "seed 1 and mine"]
     assert [(row[1], row[3]) for row in tables["feature spaces"]] == [
         (f"resid_post@{a}", f"resid_post@{b}") for a in (2, 3) for b in (2, 3)

@@ -1,0 +1,144 @@
+"""Promises of shares: of latents that two dictionaries share, and intervals of shares of rows of documents."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from levels import LEAST, Promise
+
+from repsim_cli.engine.proportions import compute_wilson_interval
+from repsim_cli.studies.dictionaries.compare import (
+    draw_mirrored,
+    match_latents,
+    measure_dictionary_quality,
+    take_alive_directions,
+)
+from repsim_cli.studies.dictionaries.finding import compute_matched_shares
+from repsim_cli.studies.dictionaries.formats import load
+from repsim_cli.studies.dictionaries.study import MIRRORS
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
+
+Rng = np.random.Generator
+ROWS, FEATURES, FALL = 1000, 32, np.arange(1, 33)
+RECIPE = DictionaryRecipe(width=64, k=4, steps=150, batch_size=128, learning_rate=0.01)
+
+# ---- latents that dictionaries share ----
+
+
+def normal(power: float, massive: float = 1.0) -> Callable[[Rng], np.ndarray]:
+    """Rows whose variances fall as this power of the number of the axis, the first scaled."""
+    scale = FALL ** (-power / 2)
+    scale[0] *= massive
+    return lambda rng: rng.normal(size=(ROWS, FEATURES)) * scale
+
+
+def sparse(rng: Rng, directions: np.ndarray) -> np.ndarray:
+    code = (rng.random((ROWS, len(directions))) < 4 / len(directions)) * rng.uniform(1, 2, (ROWS, len(directions)))
+    return 5 * code @ directions + 0.1 * rng.normal(size=(ROWS, FEATURES))
+
+
+def directions(rng: Rng, power: float) -> np.ndarray:
+    drawn = rng.normal(size=(48, FEATURES))
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True) * FALL ** (-power / 2)
+
+
+def few_dimensions(rng: Rng) -> np.ndarray:
+    return np.pad(rng.normal(size=(ROWS, 6)), ((0, 0), (0, FEATURES - 6))) + 0.05 * rng.normal(size=(ROWS, FEATURES))
+
+
+def massive(rng: Rng) -> np.ndarray:
+    """A massive feature that is always positive."""
+    rows = rng.normal(size=(ROWS, FEATURES))
+    rows[:, 0] = 10 * rng.lognormal(size=ROWS)
+    return rows
+
+
+UNRELATED: dict[str, Callable[[Rng], np.ndarray]] = {
+    "normal rows, variances 1/i": normal(1),
+    "normal rows, variances 1/i²": normal(2),
+    "normal rows, one feature of 15 deviations": normal(0, 15),
+    "a positive massive feature": massive,
+    "planted directions": lambda rng: sparse(rng, directions(rng, 0)),
+    "planted directions, variances 1/i": lambda rng: sparse(rng, directions(rng, 1)),
+    "rows of six dimensions": few_dimensions,
+    "Student's t of 2 degrees": lambda rng: rng.standard_t(2, (ROWS, FEATURES)),
+}
+SHARED = {"normal rows, variances 1/i": 0.04, "normal rows, variances 1/i²": 0.14, "rows of six dimensions": 0.53}
+
+
+def share_latents(make: Callable[[Rng], tuple[np.ndarray, np.ndarray]], rng: Rng) -> Mapping[str, float]:
+    """Whether two dictionaries share more latents than all mirrors, and what they share by decoder."""
+    rows, alive = [torch.from_numpy(x).float() for x in make(rng)], []
+    with TemporaryDirectory() as folder, patch.dict(os.environ, REPSIM_CACHE=folder):
+        for number, x in enumerate(rows):
+            trained = train_dictionary([x], RECIPE, seed=int(rng.integers(2**31)), digest=str(number))
+            dictionary = load(list_model_folders(trained, 1)[0])
+            quality = measure_dictionary_quality(dictionary, x[: -ROWS // 10], x[-ROWS // 10 :])
+            alive.append(take_alive_directions(dictionary, quality.alive))
+    a, b = alive
+    others = draw_mirrored(b, rows[0], MIRRORS, int(rng.integers(2**31)))
+    shared, *chance = (
+        compute_matched_shares(np.stack(match_latents(a, each, absolute=False)), 0.7) for each in (b, *others)
+    )
+    by_decoder, _, by_both = np.array(shared) > np.array(chance).max(0)
+    return {"by decoder": by_decoder, "both": by_both, "share": shared[0]}
+
+
+def of_dictionaries() -> list[Promise]:
+    found = []
+    for setting, make in UNRELATED.items():
+        draw = partial(share_latents, lambda rng, make=make: (make(rng), make(rng)))
+        for counted in ("by decoder", "both"):
+            what = f"latents that dictionaries share, {counted}: more than chance"
+            found.append(Promise(what, f"unrelated: {setting}", "level", 0.05, 100, draw, counted))
+        if setting in SHARED:
+            what = "latents that dictionaries share, by decoder"
+            found.append(Promise(what, f"unrelated: {setting}", "value", SHARED[setting], 100, draw, "share"))
+
+    def same(rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+        planted = directions(rng, 1)
+        return sparse(rng, planted), sparse(rng, planted)
+
+    what = "latents that dictionaries share, by decoder: more than chance"
+    setting = "the same planted directions, other rows"
+    return [*found, Promise(what, setting, "power", LEAST, 100, partial(share_latents, same), "by decoder")]
+
+
+# ---- intervals of shares ----
+
+
+def holds_share(count: int, sd: float, share: float, alike: float, rng: Rng) -> bool:
+    """Whether an interval holds the share of hits of all documents, of log-normal length.
+
+    alike: of the variance of hits, the share that lies between documents.
+    """
+    sizes = np.maximum(1, rng.lognormal(1.8, sd, count).round().astype(int))
+    strength = 1 / alike - 1 if alike else np.inf
+    of = rng.beta(share * strength, (1 - share) * strength, count) if alike else np.full(count, share)
+    units = np.repeat(np.arange(count), sizes)
+    low, high = compute_wilson_interval((rng.random(len(units)) < of[units]).astype(float), units)
+    return low <= share <= high
+
+
+def of_intervals() -> list[Promise]:
+    """Where most documents are hits alone or none, and few of them are hits, 0.93 is promised."""
+    return [
+        Promise(
+            "interval of a share of rows",
+            f"{count} documents, log length sd {sd}, share {share}, {alike:.0%} between documents",
+            "cover",
+            0.93 if alike == 0.5 else 0.95,
+            1000,
+            partial(holds_share, count, sd, share, alike),
+        )
+        for count in (5, 12, 20, 60)
+        for sd in (0.0, 1.2, 2.0)
+        for share, alike in ((0.3, 0.0), (0.3, 0.2), (0.1, 0.5), (0.98, 0.1))
+    ]
+
+
+PROMISES = [*of_dictionaries(), *of_intervals()]
