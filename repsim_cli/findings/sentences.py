@@ -107,7 +107,7 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
         )
     elif moved:
         names = {each.layer for _, each in moved}
-        numbers += f", {_list_layers([word(layer) for layer in sides.rows if layer in names])} closer to another layer"
+        numbers += f"; closer to another layer: {_list_layers([word(layer) for layer in sides.rows if layer in names])}"
     by = "" if measured.larger_is_closer else " (smaller is closer)"
     without = "".join(f" ({lacking})" for lacking in _say_lacking(sides, word))
     beside = [_say_chance(measured, sides, digits)]
@@ -155,7 +155,7 @@ def _say_as_alike(near: Sequence[tuple[float, tuple[str, str]]], best: str, leas
     values with what is written of them, the best first. least: the least lead that tells apart."""
     others = [name for value, (name, written) in near if written != best and abs(value - near[0][0]) <= least]
     others.sort(key=lambda name: int(match[1]) if (match := BLOCK.fullmatch(name)) else -1)
-    return f", {_list_layers(others)} as alike within error" if others else ""
+    return f"; as alike within error: {_list_layers(others)}" if others else ""
 
 
 def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> str:

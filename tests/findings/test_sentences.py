@@ -46,7 +46,7 @@ def say(
 def test_layers_that_are_as_alike_within_error_are_named():
     """The best leads the next by less than four of its errors, and the others by more."""
     (said,) = say(square(0.5, 0.9, 0.88, 0.5), scatter=0.02)
-    assert "most alike at y: L 0.90 at y and 0.50 at x and w, z as alike within error;" in said
+    assert "most alike at y: L 0.90 at y and 0.50 at x and w; as alike within error: z;" in said
     (said,) = say(square(0.5, 0.9, 0.6, 0.5), scatter=0.02)
     assert "within error" not in said
 
@@ -68,7 +68,7 @@ def square(*diagonal, others=0.3):
     ("values", "said"),
     [
         (square(1, 1, 1, 1), "about as alike at every depth: L 1.00 at every layer;"),
-        (square(1, 1, 1, 0), "most alike at all layers but w: L 1.00 there and 0.00 at w, w closer to another layer;"),
+        (square(1, 1, 1, 0), "most alike at all layers but w: L 1.00 there and 0.00 at w; closer to another layer: w;"),
         (square(0, 1, 1, 1, others=0), "most alike at all layers but x: L 1.00 there and 0.00 at x;"),
         (square(1, 0.5, 0.6, 1), "most alike at x and w: L 1.00 there and 0.50 at y;"),
         (square(0.5, 0.9, 0.8, 0.5), "most alike at y: L 0.90 at y and 0.50 at x and w;"),

@@ -190,6 +190,16 @@ def test_sentences_say_what_is_no_more_than_chance_and_what_lies_between():
     assert "cannot be seen: in rotated bases they correlate by 0.98" in said
 
 
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [(None, "told of 6 models"), (0, "the first is ahead of none of the others"), (3, "is ahead of 3 of the others")],
+)
+def test_ranks_say_whether_the_first_measure_is_ahead(ahead, told):
+    standing = {"measure": "cka", "mean rank": 1.5, "low": 1.0, "high": 2.0, "ahead of": ahead}
+    (said,) = say_main_findings(Results(study="grounding", tables={"measures by grade": table(standing)}))
+    assert told in said
+
+
 def test_measures_that_agree_are_named_first():
     (said, *_) = say_main_findings(Results(study="similarity", tables=TABLES["similarity"]))
     assert said == (

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
-from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.remedies import ALL_REMEDIES
@@ -244,7 +244,7 @@ class Features(StudyOfRows):
         rows = {layer: x.contiguous() for layer, x in zip(self.layers, taken, strict=True)}
         for layer, x in rows.items():
             if not float((x - x.mean(0)).abs().max()) > 0:
-                raise RunFailed(f"{layer}: its rows are all the same, got {len(x)} of them; leave it out")
+                raise BadInput(f"{layer}: its rows are all the same, got {len(x)} of them; leave it out")
         # rows come in the order of the text: neighbours are on one side
         kept = len(taken[0]) - len(taken[0]) // HELD_OUT
         seen, held_out = ({layer: x[part] for layer, x in rows.items()} for part in (slice(kept), slice(kept, None)))

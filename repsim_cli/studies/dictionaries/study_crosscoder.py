@@ -210,7 +210,7 @@ class CrosscoderStudy(StudyOfRows):
         rows = []
         for side, layer in enumerate(layers):
             if not said.squares[side].sum() > 0:
-                raise RunFailed(f"{labels[side]}: its rows are all the same; leave it out")
+                raise BadInput(f"{labels[side]}: its rows are all the same; leave it out")
             value, error = jackknife(
                 compute_explained_share, np.stack([said.left[side], said.squares[side]]), documents
             )
@@ -253,7 +253,7 @@ class CrosscoderStudy(StudyOfRows):
         means = [x.mean(0) for x in rows]
         spreads = [float((x - mean).square().sum(1).mean().sqrt()) for x, mean in zip(rows, means, strict=True)]
         if not all(spreads):
-            raise RunFailed("crosscoder: the rows of a side are all the same; leave it out")
+            raise BadInput("crosscoder: the rows of a side are all the same; leave it out")
         joined = torch.cat([(x - mean) / spread for x, mean, spread in zip(rows, means, spreads, strict=True)], 1)
         with run.stage("training"):
             trained = train_dictionary([joined], self.recipe, seed=self.seed, digest=hash_arrays([joined.numpy()]))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
 from repsim_cli.studies.dictionaries.finding_transfer import say_beyond
 from repsim_cli.studies.dictionaries.spliced import Told
@@ -61,10 +61,11 @@ def _has_meaning(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
 
 
 def check_told(told: Told, layer: str) -> None:
-    """Raises RunFailed where nothing can be explained of a layer, or what a dictionary says is no number."""
+    """Raises BadInput where nothing can be explained of a layer, RunFailed where what a dictionary says is no
+    number."""
     squares, left = float(told.squares.sum()), float(sum(each.sum() for each in told.left.values()))
     if not squares > 0:
-        raise RunFailed(f"{layer}: its rows are all the same, got {int(told.rows.sum())} of them; leave it out")
+        raise BadInput(f"{layer}: its rows are all the same, got {int(told.rows.sum())} of them; leave it out")
     if not np.isfinite(squares + left):
         raise RunFailed(f"{layer}: what the dictionary says is not finite; use hardware.dtype=float32")
 

@@ -180,7 +180,7 @@ def list_group_accuracies(run: Finished, cases: Sequence[Case], metric: str) -> 
 
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """grades-POINT: the mean rank of every measure with its band, the best at the top, and its rank in every test.
+    """grades-POINT: the mean rank of every measure with its band, the smallest at the top, and its rank in every test.
     grades-cost: mean rank against time."""
     table, standing = run.results.tables["grades"], run.results.tables["measures by grade"]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -230,8 +230,10 @@ def _draw_measure_ranks(point: str, rows: Sequence[Mapping[str, Any]], standing:
     )
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
     add_colour_bar(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
-    bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    set_headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
+    bands = [f"lines: {100 * level:g} % over models"] if any(standing.column("low")) else []
+    told = [] if any(standing.column("ahead of")) else ["none is told to be ahead of another"]
+    said = f"{len(order)} measures in tests with known answers, by their mean rank: {point}"
+    set_headline(figure, said, "; ".join([*bands, *told]))
     return figure
 
 

@@ -23,7 +23,7 @@ LOW, HIGH = "universal, low", "universal, high"  # 95 % interval over neurons
 MODELS = ["model", "neurons", "constant", "others", "mean correlation", "mean in rotated bases", EXCESS, "universal",
           "universal in rotated bases", LOW, HIGH]  # fmt: skip
 PAIRS = ["model", "other", "mean correlation", "mean in rotated bases", EXCESS, "above the threshold"]
-NEURONS = ["model", "layer", "neuron", "excess", "counterparts"]
+NEURONS = ["model", "layer", "neuron", "excess", "rotated bases with as much", "counterparts"]
 PAPER = "Gurnee et al. 2024, section 4.1"
 PUBLISHED = 0.5  # excess above which a neuron is universal
 
@@ -179,7 +179,9 @@ def _group_matrices_by_model(run: Finished) -> dict[str, list[Matrix]]:
 def _list_example_neurons(
     matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons: VaryingNeurons, count: int
 ) -> list[Any]:
+    """Lists the neurons of the largest excess, each with how many of the rotated bases have a direction of as much."""
     mean, layers = neurons.excess.mean(0), matrices[0].about["layers"]
+    reached = neurons.control.mean(0).max(1)  # by the best direction of each rotated basis
     rows = []
     for i in np.argsort(-mean, kind="stable")[:count]:
         partners = [
@@ -187,7 +189,9 @@ def _list_example_neurons(
             for about, x in zip((matrix.about for matrix in matrices), arrays, strict=True)
         ]
         layer = layers[neurons.layer[i]]
-        rows.append([matrices[0].rows.model, layer, int(neurons.number[i]), float(mean[i]), ", ".join(partners)])
+        as_much = f"{np.count_nonzero(reached >= mean[i])} of {len(reached)}"
+        known = [matrices[0].rows.model, layer, int(neurons.number[i]), float(mean[i])]
+        rows.append([*known, as_much, ", ".join(partners)])
     return rows
 
 
@@ -219,7 +223,7 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
         tables={
             "universal neurons": Table(columns=MODELS, rows=models),
             "counterparts by pair of models": Table(columns=PAIRS, rows=pairs),
-            "most universal neurons": Table(columns=NEURONS, rows=examples),
+            "neurons of the largest excess": Table(columns=NEURONS, rows=examples),
         },
         curves=curves,
         claims=[each.verdict("excess correlation", excesses) for each in claims],

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Several
@@ -128,7 +128,7 @@ class UniversalNeurons(StudyOfRows):
         varying = [moments.lengths(model)[1].cpu().numpy() for model in range(len(self.readings))]
         for reading, vary in zip(self.readings, varying, strict=True):
             if not vary.any():
-                raise RunFailed(
+                raise BadInput(
                     f"model.{reading.label}: no neuron varies over the rows, got {len(vary)} constant ones; "
                     "leave it out"
                 )

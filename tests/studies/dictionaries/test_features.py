@@ -258,4 +258,4 @@ def test_a_wrong_recipe_and_constant_rows_on_the_command_line(repsim, tmp_path):
     np.savez(tmp_path / "flat.npz", x=np.ones((200, 3), np.float32))
     words = ("study=features", "measure=[]", "model=[]", "extract.estimate=full", f"+model.flat={{kind: precomputed, path: {tmp_path / 'flat.npz'}}}")  # fmt: skip
     code, _, err = repsim("run", "-q", *words)
-    assert (code, "x of 'flat': its rows are all the same, got 200 of them; leave it out" in err) == (1, True), err
+    assert (code, "x of 'flat': its rows are all the same, got 200 of them; leave it out" in err) == (2, True), err

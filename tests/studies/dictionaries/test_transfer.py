@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import special_ortho_group
 
-from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.studies.dictionaries.columns import COLUMNS
 from repsim_cli.studies.dictionaries.finding_transfer import _draw, make_curves, say_beyond, say_dictionary_worth
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
@@ -116,7 +116,7 @@ def test_what_says_nothing_is_no_number():
     ones = np.ones(3)
     told = Told(ones, {"dictionary": ones, "shuffled": ones}, ones, ones, None, None, np.ones(4, bool))
     check_told(told, "a@resid_post@1")
-    with pytest.raises(RunFailed, match="a@resid_post@1: its rows are all the same, got 3 of them; leave it out"):
+    with pytest.raises(BadInput, match="a@resid_post@1: its rows are all the same, got 3 of them; leave it out"):
         check_told(told._replace(squares=0 * ones), "a@resid_post@1")
     with pytest.raises(RunFailed, match="a@resid_post@1: what the dictionary says is not finite; use hardware.dtype"):
         check_told(told._replace(left={"dictionary": np.inf * ones}), "a@resid_post@1")

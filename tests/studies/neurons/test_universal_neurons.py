@@ -95,6 +95,14 @@ def test_planted_neurons_are_found_and_none_in_a_rotated_copy(planted):
     assert correlation[:SHARED] == pytest.approx(np.sqrt(0.9), abs=0.02)
 
 
+def test_listed_neurons_say_how_many_rotated_bases_reach_as_much(planted):
+    """None where neurons are planted; all where none has a counterpart."""
+    rows = recorded(planted[0])["tables"]["neurons of the largest excess"]["rows"]
+    of_bases = {model: [row[4] for row in rows if row[0] == model] for model in ("copy", "opposite")}
+    assert of_bases["copy"] == ["0 of 5"] * 5
+    assert of_bases["opposite"] == ["5 of 5"] * 5
+
+
 def test_constant_neurons_are_left_out(planted):
     folder, _ = planted
     rows = recorded(folder)["tables"]["universal neurons"]["rows"]
@@ -123,7 +131,7 @@ def test_a_model_whose_neurons_never_vary(repsim, tmp_path):
     np.savez(tmp_path / "flat.npz", a=np.full((50, 3), np.float32(0.1)))
     given = (f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in ("y", "flat"))
     code, _, err = repsim("run", "-q", *STUDY, *given)
-    assert (code, "model.flat: no neuron varies over the rows, got 3 constant ones; leave it out" in err) == (1, True)
+    assert (code, "model.flat: no neuron varies over the rows, got 3 constant ones; leave it out" in err) == (2, True)
 
 
 def test_mlps_that_are_not_four_times_as_wide_as_the_stream(repsim, newest):
@@ -138,7 +146,7 @@ def test_mlps_that_are_not_four_times_as_wide_as_the_stream(repsim, newest):
 def test_the_tiny_study(repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/universal_neurons", "extract.layers=[2,3]", "hardware.threads=1")
     assert code == 0, err
-    assert "most universal neurons:" in out
+    assert "neurons of the largest excess:" in out
     said = " ".join(out.split())
     assert (
         "neurons have a counterpart of excess correlation above 0.5 in tiny_b (95 % interval over neurons 0 %" in said
