@@ -1,8 +1,9 @@
 """What `verify` is given -> models that run: in memory, or by block from the disk."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,30 @@ def _check_memory(sides: Sequence[Any], by_part: Mapping[int, OnDisk], hardware:
         raise BadInput(f"memory_gb: too little, got {hardware.memory_limit / 1e9:.2g} for {what}; give more")
 
 
-def _list_head_classes(source: Source) -> list[str]:
-    """The auto classes of the heads that its checkpoint may have."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
+def _list_head_classes(source: Source) -> dict[str, bool]:
+    """The auto classes of the heads that its checkpoint may have, and whether its config says that it has this one."""
+    from transformers.models.auto import modeling_auto as classes
 
-    heads = ["AutoModelForCausalLM"] if predicts_next(source) else []
-    heads += ["AutoModelForMaskedLM"] if source.model_type in masked else []
-    heads += ["AutoModelForSequenceClassification"] if source.labels else []
-    return heads if source.has_head else []
+    named = getattr(getattr(source.skeleton, "config", None), "architectures", None) or []
+    kinds = {
+        "AutoModelForCausalLM": (predicts_next(source), classes.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "AutoModelForMaskedLM": (True, classes.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+        "AutoModelForSequenceClassification": (
+            bool(source.labels),
+            classes.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        ),
+    }
+    return {
+        auto: of_type.get(source.model_type) in named
+        for auto, (may, of_type) in kinds.items()
+        if source.has_head and may and (source.model_type in of_type or auto != "AutoModelForMaskedLM")
+    }
+
+
+def _open_head(step: Callable[[], Any], said: bool) -> Any:
+    """The model with a head; None where the checkpoint has no such head. Raises BadInput where the config says that it
+    has, since transformers would make up its weights."""
+    return step() if said else _try_or_none(step)
 
 
 def _use_eager_attention(model: Any) -> nn.Module:
@@ -147,8 +164,8 @@ def _use_eager_attention(model: Any) -> nn.Module:
 
 def _load_whole(source: Source) -> nn.Module:
     """Loads the model with the output head that its checkpoint has, else its backbone."""
-    for auto in _list_head_classes(source):
-        model = _try_or_none(lambda auto=auto: source.with_head(auto))
+    for auto, said in _list_head_classes(source).items():
+        model = _open_head(partial(source.with_head, auto), said)
         if model is not None:
             return _use_eager_attention(model)
     return source.load(True)
@@ -157,16 +174,13 @@ def _load_whole(source: Source) -> nn.Module:
 def _open_on_disk(source: Source, *, bare: bool = False) -> OnDisk:
     """Opens the same model, of which parts are loaded when they run. bare: the backbone alone."""
     backbone: Any = source.skeleton
-    for auto in () if bare else _list_head_classes(source):
+    for auto, said in () if bare else _list_head_classes(source).items():
 
         def part(kept: Kept, auto: str = auto) -> nn.Module:
             return _use_eager_attention(source.with_head(auto, Loading(kept=kept)))
 
-        # the checkpoint has this head
-        if (
-            _try_or_none(lambda part=part: part(lambda name: not is_inside(name, backbone.base_model_prefix)))
-            is not None
-        ):
+        head_alone = partial(part, lambda name: not is_inside(name, backbone.base_model_prefix))
+        if _open_head(head_alone, said) is not None:
             return OnDisk(part, lambda: _open_on_disk(source, bare=True))
     return OnDisk(lambda kept: source.load(True, Loading(kept=kept)))
 

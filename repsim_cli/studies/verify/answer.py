@@ -168,6 +168,8 @@ class Answer:
             return "the models have no names of weights in common"
         lacking = {"reference": self.weights["only_reference"], "candidate": self.weights["only_candidate"]}
         alone = "".join(f"; the {side} alone has {_name_some(names)}" for side, names in lacking.items() if names)
+        shaped = self.weights.get("shaped", ())
+        alone += f"; {_name_some(shaped)}" if shaped else ""
         if not differ:
             return f"none of the {common} tensors of common names differs{alone}"
         shown = [

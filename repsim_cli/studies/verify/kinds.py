@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "squared ReLU": lambda x: F.relu(x).square(),
     "none": lambda x: x,
 }
+SAME = 1e-3  # of the norm: less is no difference, beside that of the shapes
 PART = 1e-6  # of the energy of one coefficient: others are zero
 OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
 Named = tuple[str, str]
@@ -47,7 +48,7 @@ def name_error_kind(finding: Finding) -> Named:
     if finding.candidate is None or finding.reference is None:
         return "skipped", "it does not run in the candidate"
     if finding.candidate.shape[-1:] != finding.reference.shape[-1:] or not torch.isfinite(finding.candidate).any():
-        return UNNAMED, f"its shape is {tuple(finding.candidate.shape)}, not {tuple(finding.reference.shape)}"
+        return UNNAMED, _say_shapes(finding.candidate, finding.reference)
     error = ErrorTensors(finding, name_role(finding))
     if error.c.shape != error.r.shape or len(error.c) < 2 or not torch.isfinite(error.e).all():
         return UNNAMED, "values that are not finite, or too few to tell the kind"
@@ -55,6 +56,19 @@ def name_error_kind(finding: Finding) -> Named:
     size = f"({error.relative:.2g} of the norm)"
     name, about = next(rules(error), (UNNAMED, "no rule fits: not an offset, a factor, a permutation or a low rank"))
     return name, f"{about} {size}"
+
+
+def _say_shapes(candidate: Tensor, reference: Tensor) -> str:
+    """Says how shapes differ; where only the width does, as of a vocabulary that was made longer, whether the features
+    of both agree."""
+    said = f"its shape is {tuple(candidate.shape)}, not {tuple(reference.shape)}"
+    (*rows, width), (*others, wanted) = candidate.shape or (0,), reference.shape or (0,)
+    if rows != others or not reference.is_floating_point():
+        return said
+    both = min(width, wanted)
+    kept = reference[..., :both].double()
+    agree = (candidate[..., :both].double() - kept).norm() < SAME * kept.norm()
+    return f"{said}: the first {both} features are {'the same' if agree else 'others'}"
 
 
 def _name_common_errors(e: ErrorTensors) -> Iterator[Named]:

@@ -168,6 +168,7 @@ class WeightComparison:
             [said for each in found for said in each.lost],
             {name: dtype for each in found for name, dtype in each.rounded.items()},
             sorted((tensor for each in found for tensor in each.slight), key=lambda tensor: ours[tensor[0]]),
+            [said for each in found for said in each.shaped],
         )
 
 

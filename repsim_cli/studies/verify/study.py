@@ -172,6 +172,7 @@ def _record_weights(tensors: weights.Tensors) -> dict[str, Any]:
         "common": tensors.common,
         "differ": list(tensors.differ),
         "slight": list(tensors.slight),
+        "shaped": list(tensors.shaped),
         "only_reference": list(tensors.only_reference),
         "only_candidate": list(tensors.only_candidate),
     }
@@ -303,13 +304,16 @@ def _measure_output_effect(candidate: nn.Module, batch: Batch, seen: Passes) -> 
 
 
 def compare_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
-    """Measures how far two outputs of a model are apart; of logits, by the next token too. Empty for other shapes; the
-    share of rows that are not finite in one of them alone, where any is."""
+    """Measures how far two outputs of a model are apart; of logits, by the next token too. Empty for other shapes, but
+    for tokens that one side alone has: then of those of both, to which more tokens of the candidate leave less
+    probability. The share of rows that are not finite in one of them alone, where any is."""
     mask = batch.mask
     if got.shape[:-1] != wanted.shape[:-1]:
         return {}
     width = min(got.shape[-1], wanted.shape[-1])
-    got, wanted = ((x[mask] if x.shape[:2] == mask.shape else x)[..., :width].double() for x in (got, wanted))
+    got, wanted = ((x[mask] if x.shape[:2] == mask.shape else x).double() for x in (got, wanted))
+    chosen = (got.argmax(-1) == wanted.argmax(-1)).double().mean()
+    q, got, wanted = F.log_softmax(got, -1)[..., :width], got[..., :width], wanted[..., :width]
     same = got == wanted
     finite = (same | torch.isfinite(got - wanted)).all(-1)
     if not finite.all():
@@ -318,9 +322,9 @@ def compare_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor)
     relative = float(off.norm() / size.norm().clamp_min(1e-30))
     if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:  # type: ignore
         return {"relative": relative}
-    p, q = F.log_softmax(wanted, -1), F.log_softmax(got, -1)
+    p = F.log_softmax(wanted, -1)
     return {
         "relative": relative,
         "kl": max(0.0, float((p.exp() * (p - q)).masked_fill(p.isinf(), 0.0).sum(-1).mean())),
-        "same_choice": float((p.argmax(-1) == q.argmax(-1)).double().mean()),
+        "same_choice": float(chosen),
     }

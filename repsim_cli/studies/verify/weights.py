@@ -15,11 +15,12 @@ CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True)
 class Tensors:
-    """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
+    """common: how many tensors have the same name and width in both. differ: the others of the same name, and those
     with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
     all tensors of the reference, where any differs. lost: what of the reference is not finite while the candidate has
     it otherwise. rounded: of those that differ, by name, the precision that the reference rounded to gives them in.
     slight: those with other bits of which no row is off by more than ROUNDINGS, by (name, values that differ, values).
+    shaped: those of the same name and another shape, in words.
     """
 
     common: int
@@ -30,6 +31,7 @@ class Tensors:
     lost: Sequence[str] = ()
     rounded: Mapping[str, torch.dtype] = field(default_factory=dict)
     slight: Sequence[tuple[str, int, int]] = ()
+    shaped: Sequence[str] = ()
 
 
 def name_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -76,7 +78,13 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
             else:
                 slight.append((name, int((x != y).sum()), x.numel()))
     alone = [n for n in a if n not in b], [n for n in b if n not in a]
-    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {}, lost, rounded, slight)
+    norms = compute_weight_norms(a) if differ else {}
+    shaped = [
+        f"{name} is {tuple(b[name].shape)}, not {tuple(x.shape)}"
+        for name, x in a.items()
+        if name in b and x.shape != b[name].shape
+    ]
+    return Tensors(len(shared), differ, *alone, norms, lost, rounded, slight, shaped)
 
 
 def _find_cast(x: Tensor, y: Tensor) -> torch.dtype | None:

@@ -183,6 +183,26 @@ def test_a_row_of_the_vocabulary_that_no_text_has_is_found(models):
     assert first.about == "row 0 of its weights is another"
 
 
+def test_a_vocabulary_that_was_made_longer_is_named_and_its_probability_counts(models):
+    reference = models("llama")
+    longer = copy.deepcopy(reference)
+    size = longer.config.vocab_size
+    longer.resize_token_embeddings(size + 64, mean_resizing=False)
+    longer.get_output_embeddings().weight.data[size:] = 0  # logits of 0
+    answer = verify_models(reference, longer, batches())
+    (only,) = answer.differences
+    assert (answer.verdict, only.unit) == (DIFFERENT, "head")
+    assert only.about.endswith(f"the first {size} features are the same")
+    first = batches()[0]
+    with torch.no_grad():
+        whole = longer(first.ids, attention_mask=first.mask).logits.double().log_softmax(-1)[first.mask]
+    lost = -whole[:, :size].logsumexp(-1).mean()  # KL(p, q) where q is p but for what the other tokens take
+    assert answer.effect["kl"] == pytest.approx(float(lost), rel=1e-3)
+    longer.get_output_embeddings().weight.data[3] += 1
+    head = next(each for each in verify_models(reference, longer, batches()).differences if each.unit == "head")
+    assert head.about.endswith("features are others")
+
+
 def test_a_row_that_a_tied_head_shows_is_not_called_hidden(models):
     reference = models("gpt2")
     broken = copy.deepcopy(reference)

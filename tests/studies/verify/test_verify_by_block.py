@@ -1,12 +1,15 @@
 """By block, the answer is that of whole models, and one part of each is in memory at a time."""
 
 import copy
+import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from planted import FAULTS, planted
 from plants import built
+from safetensors.torch import load_file, save_file
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput
@@ -107,6 +110,19 @@ def test_without_a_head_on_one_side(saved, tmp_path):
     apart, _ = record(repsim_cli.verify(folder, str(tmp_path / "bare"), by_block="always"))
     assert apart == whole
     assert apart["notes"][0] == "heads are not compared: the candidate has none"
+
+
+def test_a_head_that_the_config_names_and_the_files_lack_is_refused(saved, tmp_path):
+    folder, broken = saved("llama")
+    settings = json.loads((Path(broken) / "config.json").read_text())
+    assert settings["architectures"] == ["LlamaForCausalLM"]
+    for file in Path(broken).glob("*.safetensors"):
+        kept = {name: x for name, x in load_file(file).items() if name != "lm_head.weight"}
+        save_file(kept, file, metadata={"format": "pt"})
+    (Path(broken) / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": False}))
+    for how in ("never", "always"):
+        with pytest.raises(BadInput, match="no head for AutoModelForCausalLM, got .* without lm_head.weight"):
+            repsim_cli.verify(folder, broken, by_block=how)
 
 
 def test_from_the_command(repsim):
