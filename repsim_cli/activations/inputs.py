@@ -27,6 +27,9 @@ NAMED = 5  # ids in a message
 SAMPLE = 4096  # characters that a plan tokenizes
 TRIED = 1024  # sequences up to which it makes all
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
+WORDS_OF_ALL_KINDS = (
+    'When the others\' 12,345 machines were rebuilt (in 1987), HE asked:\n  "Why not for us, naïve friend?" _x2'
+)
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
 
@@ -101,9 +104,18 @@ def try_sequences(
 
 
 def share_tokens(live: Mapping[str, Source]) -> bool:
-    """Tells whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
+    """Tells whether the models have tokenizers of one vocabulary that cut words alike, so that a token is the same row in
+    all."""
     first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
-    return not any(have_different_vocabularies(first, other) for other in others)
+    return not any(have_different_vocabularies(first, other) or _cut_otherwise(first, other) for other in others)
+
+
+def _cut_otherwise(a: Any, b: Any) -> bool:
+    """Tells whether two tokenizers cut a few words otherwise."""
+    if not (callable(a) and callable(b)):  # a plan may only know their names
+        return False
+    first, second = (tokenizer(WORDS_OF_ALL_KINDS, add_special_tokens=False)["input_ids"] for tokenizer in (a, b))
+    return first != second
 
 
 def make_sequences(

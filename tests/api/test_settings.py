@@ -1,6 +1,8 @@
 """Settings of `compare`: in a program and in words."""
 
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -136,6 +138,19 @@ def test_models_are_named_in_a_word(repsim, newest):
     code, _, err = repsim("run", "model.mine=tiny_c")
     assert code == 2
     assert err.startswith("error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b' or")
+
+
+@pytest.mark.parametrize(("lost", "unit"), [("nothing", "token"), ("merges", "word")])
+def test_rows_are_words_where_tokenizers_of_one_vocabulary_cut_text_otherwise(repsim, newest, tmp_path, lost, unit):
+    folder = tmp_path / "other"
+    shutil.copytree(find_shipped("tiny_a"), folder)
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    merges = settings["model"]["merges"]
+    settings["model"]["merges"] = merges[: len(merges) // 2] if lost == "merges" else merges
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    code, _, err = repsim("compare", "tiny_a", folder, "--measure", "cka", "--set", "extract.sequences=4")
+    assert code == 0, err
+    assert repsim_cli.load(newest()).manifest["data"]["unit"] == unit
 
 
 def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
