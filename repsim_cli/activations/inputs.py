@@ -104,8 +104,7 @@ def try_sequences(
 
 
 def share_tokens(live: Mapping[str, Source]) -> bool:
-    """Tells whether the models have tokenizers of one vocabulary that cut words alike, so that a token is the same row in
-    all."""
+    """Tells whether a token is the same row in all models: their tokenizers have one vocabulary and cut words alike."""
     first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
     return not any(have_different_vocabularies(first, other) or _cut_otherwise(first, other) for other in others)
 
@@ -114,8 +113,8 @@ def _cut_otherwise(a: Any, b: Any) -> bool:
     """Tells whether two tokenizers cut a few words otherwise."""
     if not (callable(a) and callable(b)):  # a plan may only know their names
         return False
-    first, second = (tokenizer(WORDS_OF_ALL_KINDS, add_special_tokens=False)["input_ids"] for tokenizer in (a, b))
-    return first != second
+    cut: list[Any] = [tokenizer(WORDS_OF_ALL_KINDS, add_special_tokens=False) for tokenizer in (a, b)]
+    return cut[0]["input_ids"] != cut[1]["input_ids"]
 
 
 def make_sequences(
