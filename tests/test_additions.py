@@ -144,6 +144,7 @@ def toys(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_each_thing_is_added_with_the_files_that_the_table_names(toys):
     rows = {"toy": ("toy", [[2 * (2 + 6)]]), "toy_count": ("models", [[1]])}
     words = ["run", "-q", "--config-dir", str(toys / "conf"), "hardware.threads=1"]

@@ -88,7 +88,9 @@ def promises_of(promises):
 
 
 @pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
-@pytest.mark.parametrize("part", levels.PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "levels_nulls")) for part in levels.PARTS]
+)
 def test_every_promise_is_drawn_once(part):
     """Whether promises are kept takes thousands of draws of each: `python benchmarks/levels.py`."""
     made = importlib.import_module(part)

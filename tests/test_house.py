@@ -116,8 +116,7 @@ def listed(question, what):
 def test_a_question_names_its_experiments_pages_and_tests(question):
     """Every experiment of its studies and no other; all files that its README names are there."""
     folder = PACKAGE / "studies" / question
-    sources = "".join(file.read_text() for file in folder.glob("study*.py"))
-    kinds = set(re.findall(r'studies\.register\(\s*"(\w+)"', sources))
+    kinds = {*list_studies(question)}
     assert kinds or question in COMMANDS
     names = {str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml")}
     given = listed(question, "Experiments") if kinds else []
@@ -138,15 +137,30 @@ def test_a_question_names_its_experiments_pages_and_tests(question):
     ]
 
 
+def list_studies(question):
+    """The names of its studies."""
+    sources = "".join(file.read_text() for file in sorted((PACKAGE / "studies" / question).glob("study*.py")))
+    return re.findall(r'studies\.register\(\s*"(\w+)"', sources)
+
+
 def test_all_questions_are_listed():
-    """The list says what they ask, and their studies."""
-    text = (PACKAGE / "studies" / "README.md").read_text()
-    assert re.findall(r"^\| `(\w+)/` \|", text, re.M) == QUESTIONS
+    """The list says what they ask, and their studies; a line that is missing is said as it has to be."""
+    rows = re.findall(r"^\| `\w+/` \|.*$", (PACKAGE / "studies" / "README.md").read_text(), re.M)
     for question in QUESTIONS:
-        own = (PACKAGE / "studies" / question / "README.md").read_text()
-        _, asked, kinds = re.search(rf"^\| `({question})/` \| (.+) \| (.+) \|$", text, re.M).groups()
-        assert asked in own
-        assert all(kind in own for kind in kinds.split(", "))
+        asked = (PACKAGE / "studies" / question / "README.md").read_text().splitlines()[2]
+        kinds = list_studies(question) or [f"repsim {question}"]
+        start, end = f"| `{question}/` | {asked} | ", ", ".join(f"`{kind}`" for kind in kinds)
+        rest = [row.removeprefix(start) for row in rows if row.startswith(start)]
+        told = [sorted(re.findall(r"`(.+?)`", each)) for each in rest]
+        assert told == [sorted(kinds)], f"repsim_cli/studies/README.md: this row is missing:\n{start}{end} |"
+    assert [re.match(r"\| `(\w+)", row)[1] for row in rows] == QUESTIONS, "repsim_cli/studies/README.md: out of order"
+
+
+def test_all_pages_of_studies_are_on_the_site():
+    text = (ROOT / "mkdocs.yml").read_text()
+    missing = [f"      - experiments/{page.name}\n" for page in sorted(ROOT.glob("experiments/*.md"))]
+    missing = [line for line in missing if line not in text]
+    assert not missing, f"mkdocs.yml: under Studies, these lines are missing:\n{''.join(missing)}"
 
 
 # of irregular verbs

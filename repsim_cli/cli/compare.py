@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from repsim_cli.config.presets import FILES, find_model_entry, read_table_entrie
 from repsim_cli.runs import cache, folders, reader, results
 
 if TYPE_CHECKING:
+    from repsim_cli.api.until import Settings
     from repsim_cli.report.differences import PairDifference, RunInputs
 
 
@@ -35,26 +36,15 @@ def compare_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from datetime import datetime
 
-    from repsim_cli.api.entries import MEASURES, compose_configuration, label_entries, make_model_entry
-    from repsim_cli.api.until import Settings, choose_sample, make_sampler, plan_samples, read_target
+    from repsim_cli.api.entries import label_entries
+    from repsim_cli.api.until import choose_sample, make_sampler, plan_samples, read_target
     from repsim_cli.config.run import validate
 
     if parsed.column is not None and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
-    measures = [name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
-
-    def compose(settings: Settings, look: Sequence[str] | None = None) -> Any:
-        return compose_configuration(
-            {label: make_model_entry(label, model) for label, model in models.items()},
-            {"path": parsed.data, "text": parsed.column} if parsed.column is not None else parsed.data,
-            measures=look or measures,
-            rows=parsed.rows,
-            significance=parsed.significance,
-            settings=settings,
-        )
-
+    compose = partial(_compose_comparison, parsed, models)
     target, make, lines = None, None, list[str]()
     if parsed.until is None:
         checked = validate(compose(words))
@@ -86,12 +76,30 @@ def compare_command(parsed: argparse.Namespace) -> int:
         return int(status != "complete")
     if parsed.json:
         say_json("compare", build_run_json(folder))
-        return 0
-    if is_quiet():
-        return 0
-    families = list(reader.read_manifest(folder)["models"]) != list(models)
-    say(*(summarise_run(folder) if families else answer(folder, *models)))
+    elif not is_quiet():
+        families = list(reader.read_manifest(folder)["models"]) != list(models)
+        say(*(summarise_run(folder) if families else answer(folder, *models)))
     return 0
+
+
+def _compose_comparison(
+    parsed: argparse.Namespace, models: Mapping[str, Any], settings: "Settings", look: Sequence[str] | None = None
+) -> Any:
+    """Composes the configuration of the comparison that was asked for.
+
+    models: by label. settings: in words, or by key. look: measures in place of its own.
+    """
+    from repsim_cli.api.entries import MEASURES, compose_configuration, make_model_entry
+
+    own = [name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES
+    return compose_configuration(
+        {label: make_model_entry(label, model) for label, model in models.items()},
+        {"path": parsed.data, "text": parsed.column} if parsed.column is not None else parsed.data,
+        measures=look or own,
+        rows=parsed.rows,
+        significance=parsed.significance,
+        settings=settings,
+    )
 
 
 def _check_models(*names: str) -> None:

@@ -160,7 +160,7 @@ def test_a_sample_of_whole_sequences():
 @pytest.mark.parametrize("name", nightly(["cka_unbiased", "mutual_knn"], "cka_unbiased"))
 def test_unrelated_rows_of_unequal_sentences_are_not_found_related(name):
     """Two noise models with an effect of the sentence, sentences of 3 to 40 rows: 5 % are rejected, not all."""
-    draws, hits = 100, 0
+    draws, hits = 60, 0
     settings = Significance(method="permutation", permutations=19)
     given = {name: measures.get(name)}
     for seed in range(draws):

@@ -54,6 +54,7 @@ def command(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_package_adds_one_of_each(command, tmp_path):
     points = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]["entry-points"]
     install(command.site, "repsim-template", points)

@@ -72,6 +72,7 @@ def test_a_run_loads_what_it_uses():
     assert not [name for name in own if name.startswith("training.")]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_in_the_cache_imports_no_models(repsim, tmp_path):
     """Transformers is not imported, nor what it brings; `cache=false` reads and writes no record of configs and
     tokenizers."""

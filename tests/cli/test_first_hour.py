@@ -295,6 +295,7 @@ def test_a_plan_tokenizes_the_beginning_of_the_text(text):
         inputs.load_tokenizers(*given)
 
 
+@pytest.mark.slow
 def test_matrices_of_very_many_models_share_a_file(repsim, newest, tmp_path):
     """Values, chance and what is made of them are those of few models; a path that names no block is one line."""
     draw, count = np.random.default_rng(0), 45

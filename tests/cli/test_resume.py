@@ -185,6 +185,7 @@ def test_resume_latest_without_one(repsim):
     assert "resume: no unfinished run of this configuration, got latest; start it without resume" in err
 
 
+@pytest.mark.slow
 def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
     folder = broken_off("seed=1")
     code, _, err = repsim("run", "-m", "-q", *SMALL, "seed=0,1", "resume=latest")

@@ -132,7 +132,9 @@ def test_every_label_of_a_table_stands_there_once_with_a_comment():
         assert all(comment and comment[0].startswith("# ") for comment in presets.describe_group(group).values())
 
 
-@pytest.mark.parametrize("name", nightly(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze"))
+@pytest.mark.parametrize(
+    "name", nightly(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze", "tiny/yelp_prune")
+)
 def test_experiments(name):
     """Header and page; of a tiny study its plan too (tests/config/test_dry_run.py has the others)."""
     file = CONF / "experiment" / f"{name}.yaml"

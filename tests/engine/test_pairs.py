@@ -69,6 +69,7 @@ def solved_in(folder, count, xs):
     return found
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_bits(tmp_path, at_once):
     xs = representations(n=260)[:2]  # enough rows for a sample of them
     one, two = (solved_in(tmp_path / str(count), count, xs) for count in (1, 2))

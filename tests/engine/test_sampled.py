@@ -72,7 +72,7 @@ def test_neighbours_of_other_documents():
 def test_the_mean_over_samples_is_the_value_and_the_error_its_spread():
     xs = sides()
     exact = compute_all_pairs({name: measures.get(name) for name in NAMES}, xs)
-    drawn = [sampled(xs, 80, seed) for seed in range(40)]
+    drawn = [sampled(xs, 80, seed) for seed in range(20)]
     error = 1 / (2 * (len(drawn) - 1)) ** 0.5  # of a standard deviation, relative to it
     for name in NAMES:
         values = torch.stack([found[name].values[0, 1] for found in drawn])

@@ -33,6 +33,12 @@ AT_PAGE = (
     "feature maps of 10 layers, tiny", "58 measures",
 )  # fmt: skip
 
+# that take a second
+LARGE = (
+    "58 measures", "changed blocks of 3 models", "stitching of long names, tiny", "feature maps of 10 layers, tiny",
+    "convergence of 60 models", "remedies", "changed blocks", "layers of 60 models", "sub-networks of 200 layers, negative",
+)  # fmt: skip
+
 
 def words(figure: Any) -> list[tuple[str, Any]]:
     """The boxes of all that is written outside legends."""
@@ -54,7 +60,7 @@ def words(figure: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "width"),
     [
-        *((kind, "column") for kind in EVERY),
+        *(pytest.param(kind, "column", marks=[pytest.mark.slow] * (kind in LARGE)) for kind in EVERY),
         *(pytest.param(kind, "page", marks=pytest.mark.nightly) for kind in AT_PAGE),
     ],
 )
@@ -89,6 +95,7 @@ def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
         assert np.count_nonzero(differences > DIFFERENT) <= FEW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_nothing_is_written_over_other_axes_and_figures_are_not_mostly_empty(tmp_path, kind):
     """Figures have the size of a run's: titles lie beside colour bars and other panels, labels of colour bars are

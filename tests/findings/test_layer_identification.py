@@ -146,6 +146,7 @@ def test_two_seeds_are_needed():
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_run_on_two_seeds_of_a_language_model(repsim, newest):
     words = ("extract.sequences=8", "extract.rows=100", "measure=[cka]", "~measure.cka_rbf_narrow")
     words += ("figures.which=all", "figures.format=[png]")

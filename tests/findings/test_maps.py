@@ -195,6 +195,7 @@ def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path
     assert (level.low, level.high) == (1.0, 2.0)
 
 
+@pytest.mark.slow
 def test_a_title_says_where_chance_gives_as_much(repsim, tmp_path):
     """No layers of two unrelated models answer to each other."""
     rng, documents = np.random.default_rng(4), np.repeat(np.arange(30), 10)

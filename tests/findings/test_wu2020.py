@@ -283,6 +283,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus):
     """Live models of one tokenizer, a stored one, a base: matrices, curves by layer, claims, figures."""
     code, _, err = repsim(

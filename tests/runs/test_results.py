@@ -174,16 +174,14 @@ def test_figures_are_drawn_again_byte_for_byte(tmp_path):
     assert sorted(overview) == sorted(
         f"cka_unbiased-{part}.{kind}" for part in ("all", *pairs) for kind in ("png", "svg")
     )
-    assert {file.name: file.read_bytes() for file in draw(folder)} == overview
-    assert {file.name for file in draw(folder, whole=True)} - set(overview) == {
-        "cka_unbiased-all-se.png", "cka_unbiased-all-se.svg",
-    }  # fmt: skip
+    again = {file.name: file.read_bytes() for file in draw(folder, whole=True)}
+    assert again.items() >= overview.items()
+    assert again.keys() - overview == {"cka_unbiased-all-se.png", "cka_unbiased-all-se.svg"}
 
 
-@pytest.mark.parametrize("colours", ["magma", "magma_r"])
-def test_figures_are_drawn_as_the_configuration_asks(tmp_path, colours):
+def test_figures_are_drawn_as_the_configuration_asks(tmp_path):
     folder = a_run(tmp_path / "run", [3, 5], ["small", "large"])
-    style = f"{{which: all, width: column, format: [png, pdf], titles: false, colours: {colours}}}"
+    style = "{which: all, width: column, format: [png, pdf], titles: false, colours: magma_r}"
     (folder / "config.yaml").write_text(f"analyses: {{}}\nfigures: {style}\n")
     assert read_drawing(folder).which == "all"
     files = draw(folder)
@@ -199,12 +197,12 @@ def test_figures_are_drawn_as_the_configuration_asks(tmp_path, colours):
 def test_figures_of_many_layers_and_odd_names(tmp_path):
     """150 layers; names that are markup, mathematics, paths or in other scripts are drawn as they are."""
     folder = a_run(tmp_path / "run", [60, 45, 30, 15], ["$x^2$", "<b>bold</b>", "../../etc", "模型"], "module:a.b.{}")
-    files = draw(folder)
-    assert len(files) == 2  # of many pairs of models the overview alone
-    few = a_run(tmp_path / "few", [3, 2, 2, 2], ["$x^2$", "<b>bold</b>", "../../etc", "模型"], "module:a.b.{}")
+    files = draw(folder, style=Style(format=("png",)))
+    assert len(files) == 1  # of many pairs of models the overview alone
+    few = a_run(tmp_path / "few", [3, 2], ["<b>$x^2$</b>", "../../模型"], "module:a.b.{}")
     files += draw(few, whole=True, style=Style(format=("png",)))
     assert all(file.parent in (folder / "figures", few / "figures") for file in files)
-    assert len(files) == 2 + (2 + 10)
+    assert len(files) == 1 + (2 + 3)
 
 
 def test_the_colour_range_comes_from_the_card():

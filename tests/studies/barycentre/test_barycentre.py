@@ -150,6 +150,7 @@ def test_places_keep_the_distances_of_three_models():
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_run_says_which_models_are_close(repsim, newest):
     code, _, err = repsim(*WORDS, "model=[tiny_a_step100,tiny_a_step400,tiny_a]", "options.depths=[0.5,1]")
     assert code == 0, err

@@ -129,6 +129,7 @@ def test_cost_and_rows(grounded):
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest, edited):
     """Units of work come from the cache, with the time that they took."""
     folder, record = grounded

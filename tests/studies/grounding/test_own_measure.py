@@ -24,6 +24,7 @@ def card(**claims):
     return Card(**(usual | claims))
 
 
+@pytest.mark.slow
 def test_an_oracle_is_first_and_noise_has_chance():
     """The oracle knows which representation is which: from planted marks in the rows it finds group, model and layer."""
     layers, _ = custom.plant_models()

@@ -198,6 +198,7 @@ def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_run_with_everything(repsim, newest, tmp_path):
     """Trained layers, baselines, figures, the report; again from the cache to the bit."""
     words = [

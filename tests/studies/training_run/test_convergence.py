@@ -137,6 +137,7 @@ def test_remedies_are_those_of_a_comparison(repsim, newest, folder, estimate, ca
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_all_checkpoints_with_all(repsim, newest, folder):
     words = (*SMALL, entry(folder), "options.pairs=true", "options.previous=true", "extract.padding=keep")
     assert repsim("run", "-q", *words)[0] == 0

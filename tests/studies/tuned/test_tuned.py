@@ -286,6 +286,7 @@ def test_means_and_largest_changes_leave_rows_of_zeros_out(of_zeros):
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_a_layer_of_zeros_has_no_mean_and_is_hatched(repsim, newest, with_zeros):
     code, _, err = repsim("run", "-q", *name_words_of_zeros(with_zeros(None), "some"), "figures=all")
     assert code == 0, err
@@ -381,6 +382,7 @@ def test_models_without_a_next_token_head(repsim, newest):
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_the_tiny_study(repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/tuned", "extract.sequences=16", "hardware.threads=1")
     assert code == 0, err

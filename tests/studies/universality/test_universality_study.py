@@ -52,6 +52,7 @@ FACTOR = "{base: small, values: {half: narrow, more: other}}"
 
 
 @pytest.mark.drawn
+@pytest.mark.slow
 def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, monkeypatch):
     """The run is interrupted in the second of its comparisons, and resumed."""
     words = ("run", *WORDS, f"+options.factors={{any: {FACTOR}}}")

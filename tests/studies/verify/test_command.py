@@ -346,7 +346,7 @@ def test_without_a_tokenizer_no_text_is_claimed(tmp_path):
     assert any("token ids are not compared, for want of a tokenizer: bare" in note for note in answer.notes)
 
 
-@pytest.mark.parametrize("by_block", ["never", "always"])
+@pytest.mark.parametrize("by_block", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_weights_that_are_not_finite(repsim, tmp_path, by_block):
     folder, file = tmp_path / "lost", tmp_path / "reference.safetensors"
     shutil.copytree(SHIPPED / "tiny_a", folder)

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
 import safetensors.torch
 import torch
 import yaml
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 PAGE = (Path(__file__).parents[3] / "docs" / "verify.md").read_text()
 
 
+@pytest.mark.slow
 def test_recipes(repsim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("Some words of a text, and then a few more words of it. " * 30)

@@ -57,8 +57,8 @@ def record(answer):
     ("name", "fault", "verdict"),
     [
         ("llama", "none", "IDENTICAL"),
-        ("llama", "rounded", "AS QUANTISED"),
-        ("llama", "cast", "AS QUANTISED"),
+        pytest.param("llama", "rounded", "AS QUANTISED", marks=pytest.mark.slow),
+        pytest.param("llama", "cast", "AS QUANTISED", marks=pytest.mark.slow),
         ("gpt2", "bias_lost", "DIFFERENT"),
         pytest.param("bert", "one_weight", "DIFFERENT", marks=pytest.mark.nightly),
         pytest.param("gemma2", "gain_changed", "DIFFERENT", marks=pytest.mark.nightly),
