@@ -1,5 +1,5 @@
 """The same layer of two models side by side, as their rows pass: where all are equal, to rounding, rounded to a dtype,
-or but for a factor and an offset, and where they first differ."""
+but for a factor and an offset, or in another order, and where they first differ."""
 
 import itertools
 import re
@@ -14,6 +14,7 @@ from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.plain import join_into_ranges, name_blocks
 from repsim_cli.models.precision import UNIT
+from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.content import COPIES, SAME, Table
 
 ROUNDINGS = 20  # times the square root of the depth: what rounding may have grown to
@@ -55,12 +56,14 @@ def name_layers(names: Sequence[str], among: Sequence[str]) -> str:
 
 class Relation(NamedTuple):
     """What a layer of the second model may be of that of the first: equal; equal to rounding; one of them rounded to a
-    dtype, the second where `second`; or else the first times a factor plus an offset."""
+    dtype, the second where `second`; the first with its features in this order; or else the first times a factor plus
+    an offset."""
 
     kind: str
     second: bool = True
     factor: float = 1.0
     offset: float = 0.0
+    order: tuple[int, ...] = ()
 
     def is_true(self, x: Tensor, y: Tensor, limit: float, unit: float) -> bool:
         """Tells whether it holds of these rows. limit: of the mean difference over the norm. unit: a rounding."""
@@ -75,6 +78,8 @@ class Relation(NamedTuple):
             nudged = (first, first * (1 + 2 * UNIT[first.dtype]), first * (1 - 2 * UNIT[first.dtype]))
             same = [each.to(ROUNDED[self.kind]).to(second.dtype) == second for each in nudged]
             return bool(torch.stack(same).any(0).all())
+        if self.kind == REORDERED:
+            return torch.equal(x[:, list(self.order)], y)
         far = y.double() - self.factor * x.double() - self.offset
         return take_rms(far) <= FIT * unit * (abs(self.factor) * take_rms(x) + abs(self.offset) + take_rms(y))
 
@@ -83,6 +88,8 @@ class Relation(NamedTuple):
         if self.kind in ROUNDED:
             of, made = (first, second) if self.second else (second, first)
             return f"{made} is {of} rounded to {self.kind}"
+        if self.kind == REORDERED:
+            return f"{second} is {first} with its features in another order"
         if self.kind != FITTED:
             return self.kind
         times = first if self.factor == 1 else f"{self.factor:.6g} times {first}"
@@ -90,9 +97,11 @@ class Relation(NamedTuple):
         return f"{second} is {times}" + (f" {sign} {abs(self.offset):.6g}" if self.offset else "")
 
 
-EQUAL, NEAR, FITTED = "identical", "the same to rounding", "fitted"
+EQUAL, NEAR, REORDERED, FITTED = "identical", "the same to rounding", "reordered", "fitted"
 ROUNDED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ALWAYS = [Relation(EQUAL), Relation(NEAR), *(Relation(dtype, second) for dtype in ROUNDED for second in (True, False))]
+DISTINCT = 0.9  # of the rows of a file: others may be equal by chance
+MOVED = 0.1  # of the rows, of which more than that are at other places
 FIT = 4.0  # roundings that values may be off a factor and an offset
 FEWEST = 16  # values from which these are found
 FEW = 32  # rows that are looked at first
@@ -100,6 +109,29 @@ FEW = 32  # rows that are looked at first
 
 def take_rms(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
+
+
+def hash_rows(x: Tensor) -> list[int]:
+    """Hashes the bits of each row; a zero has one sign."""
+    return [hash(row.tobytes()) for row in (x.float() + 0.0).contiguous().cpu().numpy()]
+
+
+def say_moved_rows(first: str, second: str, rows: Sequence[int], others: Sequence[int]) -> str:
+    """Says how many rows of the second file are those of the first at other places; empty where few are.
+
+    rows, others: by `hash_rows`.
+
+    >>> say_moved_rows("a", "b", [1, 2, 3, 4], [4, 1, 2, 3])
+    '4 of 4 rows of b are rows of a that are not paired with them (of those compared, 0 is 3); put both in one order'
+    """
+    place = {digest: i for i, digest in enumerate(rows)}
+    moved = [j for j, digest in enumerate(others) if digest in place and digest != rows[j]]
+    if len(place) < DISTINCT * len(rows) or len({others[j] for j in moved}) <= MOVED * len(others):
+        return ""
+    return (
+        f"{len(moved):,} of {len(others):,} rows of {second} are rows of {first} that are not paired with them "
+        f"(of those compared, {moved[0]} is {place[others[moved[0]]]}); put both in one order"
+    )
 
 
 def measure_difference(x: Tensor, y: Tensor) -> tuple[float, int]:
@@ -111,8 +143,8 @@ def measure_difference(x: Tensor, y: Tensor) -> tuple[float, int]:
 
 
 def fit_relations(x: Tensor, y: Tensor, unit: float) -> Iterator[Relation]:
-    """Fits a factor, an offset, and both to these rows. Nothing is fitted to a few values, nor to those of a layer that
-    is constant in either."""
+    """Fits an order of the features, a factor, an offset, and the last two together to these rows. Nothing is fitted to
+    a few values, nor to those of a layer that is constant in either."""
     x, y = x.double(), y.double()
     means, scale = (float(x.mean()), float(y.mean())), (take_rms(x), take_rms(y))
     apart = x - means[0], y - means[1]
@@ -122,6 +154,10 @@ def fit_relations(x: Tensor, y: Tensor, unit: float) -> Iterator[Relation]:
         return
     if torch.equal(x, y):
         return
+    place = {digest: i for i, digest in enumerate(hash_rows(x.T))}
+    order = tuple(place.get(digest, -1) for digest in hash_rows(y.T))
+    if sorted(order) == list(range(len(order))):
+        yield Relation(REORDERED, order=order)
     yield Relation(FITTED, factor=float((x * y).sum() / x.square().sum()))
     yield Relation(FITTED, offset=means[1] - means[0])
     slope = float((apart[0] * apart[1]).sum() / apart[0].square().sum())
@@ -188,7 +224,8 @@ class ModelPair:
         alike = [pair.true[0].describe(first, second) if pair.true else "" for pair in self.layers]
         place = alike.index("") if "" in alike else len(alike)
         off = self.layers[place].off / max(rows, 1) if place < len(self.layers) else 0.0
-        if not any(alike) and not (alone and off < UNRELATED):
+        few_rows = place < len(self.layers) and 2 * self.layers[place].other < rows
+        if not any(alike) and not (alone and (off < UNRELATED or few_rows)):
             return ""
         parts = [self._name_alike(kind, alike, range(place)) for kind in dict.fromkeys(alike[:place])]
         if place < len(self.layers):
@@ -207,17 +244,24 @@ class ModelPair:
 
 @dataclass
 class SameLayers:
-    """All two models whose layers have the same names and widths. passed: how many rows."""
+    """All two models whose layers have the same names and widths. passed: how many rows. digests: of the rows of the
+    first layer of files, which others may have in another order."""
 
     readings: Sequence[Reading]
     dtype: str
     passed: int = 0
     pairs: dict[tuple[str, str], ModelPair] = field(default_factory=dict)
+    digests: dict[str, list[int]] = field(default_factory=dict)
 
     def watch(self, stream: Iterator[RowBlock]) -> Iterator[RowBlock]:
         """Passes the stream on, which has all rows of all layers, as models give them."""
         self.pairs, self.passed = dict(self._pairs(UNIT[getattr(torch, self.dtype)])), 0
+        stored = {reading.label for reading in self.readings if isinstance(reading.source, Precomputed)}
+        first = {label: of.places[0][side] for pair, of in self.pairs.items() for side, label in enumerate(pair)}
+        self.digests = {label: [] for label in first if label in stored}
         for block in stream:
+            for label, digests in self.digests.items():
+                digests += hash_rows(block.rows[first[label]])
             for pair in self.pairs.values():
                 pair.add(block.rows)
             self.passed += len(block.rows[0])
@@ -238,11 +282,20 @@ class SameLayers:
     def tables(self) -> dict[str, Table]:
         """Makes the table of who and what, and that of models all of whose layers are the same; none where no two
         models have anything in common."""
-        said = {pair: of.sentence(*pair, self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
-        rows = [[f"{a} beside {b}", what] for (a, b), what in said.items() if what]
+        said = [
+            (pair, what)
+            for pair, of in self.pairs.items()
+            for what in (of.sentence(*pair, self.passed, len(self.readings) == 2), self._say_moved(*pair))
+        ]
+        rows = [[f"{a} beside {b}", what] for (a, b), what in said if what]
         copies = [[*pair] for pair, of in self.pairs.items() if of.is_copy]
         found = {SAME: Table(columns=["models", "the same layers"], rows=rows)} if rows else {}
         return found | ({COPIES: Table(columns=["model", "other"], rows=copies)} if copies else {})
+
+    def _say_moved(self, first: str, second: str) -> str:
+        if self.pairs[first, second].twice or not {first, second} <= self.digests.keys():
+            return ""
+        return say_moved_rows(first, second, self.digests[first], self.digests[second])
 
 
 def _list_layer_widths(layers: Sequence[Layer]) -> list[tuple[str, int]]:

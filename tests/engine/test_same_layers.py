@@ -88,6 +88,42 @@ def test_identical_to_rounding_and_different(rows):
     assert said(rows, changed(rows, 0, 3e-3), dtype="bfloat16")["a beside b"] == "the same to rounding in blocks 0 to 3"
 
 
+def test_features_in_another_order_are_named_and_make_a_copy(rows):
+    order = torch.tensor([2, 0, 1, 4, 3])
+    tables = compared(rows, rows[..., order])
+    assert tables[SAME].rows == [["a beside b", "b is a with its features in another order in blocks 0 to 3"]]
+    assert tables[COPIES].rows == [["a", "b"]]
+    assert said(rows, changed(rows[..., order], 0, 1e-3)) == {}  # no bits of it are the same
+    twice = rows.clone()
+    twice[..., 1] = twice[..., 0]
+    assert said(twice, twice[..., order]) == {}  # features that no order tells apart
+
+
+def test_rows_of_files_in_another_order_are_told_from_rows_that_are_equal_by_chance(rows):
+    rows = torch.randn(4, 40, 5, generator=torch.Generator().manual_seed(2))
+    moved = torch.roll(rows, 1, 1)
+    text = "40 of 40 rows of b are rows of a that are not paired with them (of those compared, 0 is 39); put both in one order"
+    assert said(rows, moved) == {"a beside b": text}
+    some = torch.cat([rows[:, :30], rows[:, 30:].flip(1)], 1)
+    assert [what[:23] for _, what in compared(rows, some)[SAME].rows] == [
+        "first difference in blo",
+        "10 of 40 rows of b are ",
+    ]
+    assert said(rows, moved, twice=True) == {}
+    codes = (rows > 0).float()  # of which many are equal
+    assert "not paired" not in str(said(codes, torch.roll(codes, 1, 1)))
+    zeros = rows.clone()
+    zeros[:, 20:] = 0
+    assert "not paired" not in str(said(rows, zeros))
+    assert "not paired" not in str(said(zeros, rows))
+
+
+def test_few_rows_that_are_far_off_are_counted(rows):
+    far = rows.clone()
+    far[:, 3] *= 1e4
+    assert said(rows, far)["a beside b"].endswith("in 1 of 8 rows)")
+
+
 def test_what_has_nothing_in_common_is_not_spoken_of(rows):
     other = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
     assert said(rows, other) == {}
@@ -174,8 +210,8 @@ def test_no_factor_is_found_where_values_are_few_or_constant():
     assert said(rows, dead, names=["a", "b"]) == {
         "a beside b": f"identical in a, first difference in b ({measure_difference(rows[1], dead[1])[0] / 8:.2g} of the norm)"
     }
-    unrelated = torch.randn(2, 300, 5, generator=torch.Generator().manual_seed(1))
-    assert said(unrelated, unrelated.roll(1, 1), names=["a", "b"]) == {}
+    unrelated = torch.randn(2, 2, 300, 5, generator=torch.Generator().manual_seed(1))
+    assert said(*unrelated, names=["a", "b"]) == {}
 
 
 def test_compare_begins_with_it(repsim, newest, tmp_path):
