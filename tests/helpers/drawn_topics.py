@@ -1,84 +1,37 @@
 """Runs in memory, with few and many layers and models and with short and long names, for figures of every topic."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from itertools import combinations_with_replacement, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from helpers.drawn_in_memory import CARD, LONG, in_memory, layers, measured, named
+from helpers.drawn_studies import (
+    changed_blocks,
+    graded,
+    graded_factors,
+    learned,
+    map_about,
+    of_training,
+    on_fewer_rows,
+    remedied,
+    shape_over_depth,
+    stitch_grid,
+    stitched,
+    stitched_deep,
+    stitching_losses,
+    told,
+)
 
 from repsim_cli.findings import boundaries, distances, groups, layer_identification, multiples, sub_network_figures
-from repsim_cli.findings.analysis import Finished, LayerMap
-from repsim_cli.runs.content import FEATURE_MAPS, Axis, Band, Curve, Facts, Matrix, Measured, Results, Side, Table
-from repsim_cli.studies.barycentre import finding as barycentre
-from repsim_cli.studies.barycentre.columns import FROM_COLUMNS, FROM_SHAPE, OF_PLACES, PLACE_COLUMNS
+from repsim_cli.runs.content import FEATURE_MAPS, Axis, Band, Curve, Matrix, Side, Table
 from repsim_cli.studies.classifiers import finding_variants as variants
 from repsim_cli.studies.grounding import finding as grades
-from repsim_cli.studies.modular_sums import finding as modular_sums
-from repsim_cli.studies.probes import finding as probes
 from repsim_cli.studies.similarity import finding_feature_maps as feature_maps
-from repsim_cli.studies.similarity import finding_fewer_rows as fewer_rows
-from repsim_cli.studies.similarity import finding_robustness as robustness
-from repsim_cli.studies.stitching import drawing as stitching
-from repsim_cli.studies.training_run import finding_convergence as convergence
-from repsim_cli.studies.tuned import finding as tuned
-from repsim_cli.studies.universality import finding as universality
-from repsim_cli.studies.universality.rule import UNCLEAR
 from repsim_cli.studies.views import finding_couplings as couplings
 from repsim_cli.studies.views import finding_histograms as histograms
 from repsim_cli.studies.views import finding_neighbours as neighbours
-
-CARD = {
-    "label": "CKA (unbiased)", "larger_is_closer": True, "bounds": [None, 1.0], "symmetric": True, "is_metric": False,
-}  # fmt: skip
-ESTIMATE = {"kind": "per_batch", "batches": 31, "rows": 31744}
-LONG = "ROBERTA_large_finetuned_on_mnli_seed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InMemory(Finished):
-    """A run whose arrays are not in files."""
-
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def array(self, path: str) -> np.ndarray:
-        return self.arrays[path]
-
-
-def named(count: int, stem: str = "m") -> list[str]:
-    return [f"{stem}_{i}" for i in range(count)]
-
-
-def layers(count: int, points: tuple[str, ...] = ("resid_post",)) -> list[str]:
-    return [f"{point}@{i}" for i in range(count) for point in points]
-
-
-def in_memory(arrays: Mapping[str, np.ndarray], manifest: Mapping[str, Any] | None = None, **results: Any) -> InMemory:
-    return InMemory(folder=None, manifest=manifest or {}, results=Results(study="made", **results), arrays=arrays)  # type: ignore[arg-type]
-
-
-def measured(
-    models: list[str],
-    names: list[str],
-    scale: float = 1.0,
-    shift: float = 0.0,
-    label: str = "cka_unbiased",
-    card: Mapping[str, Any] = CARD,
-) -> tuple[Measured, dict[str, np.ndarray], dict[str, Any]]:
-    """A measure of all pairs of these models, the arrays of its matrices, and what the manifest says of the models."""
-    rng = np.random.default_rng(0)
-    arrays = {f"{label} {a} {b}": scale * rng.uniform(size=(len(names),) * 2) + shift
-              for a, b in combinations_with_replacement(models, 2)}  # fmt: skip
-    matrices = [
-        Matrix(rows=Side(model=a, layers=names), columns=Side(model=b, layers=names), values=f"{label} {a} {b}")
-        for a, b in combinations_with_replacement(models, 2)
-    ]
-    facts = {
-        model: Facts(kind="live", family="llama", layers=names, widths=[8] * len(names)).__dict__ for model in models
-    }
-    whole = Measured(name=label, label=label, settings={}, estimate=ESTIMATE, card=dict(card), matrices=matrices)
-    return whole, arrays, {"models": {key: {} for key in models}, "facts": facts, "seed": 0}
 
 
 def boxes(models: int, stem: str, kinds: int) -> Any:
@@ -156,24 +109,6 @@ def lines_to_neighbours(model: str, count: int) -> Any:
     return neighbours._draw_neighbour_lines(in_memory(arrays, about={"batch": batch}), matrix, range(count))
 
 
-def graded(measures: list[str], values: int) -> Any:
-    verdicts = list(universality.MARKERS)
-    rows = [
-        [measure, f"factor_{v % 5}", f"{v}e-4", None if verdicts[(i + v) % 5] == UNCLEAR else (i + v) % 5 / 4,
-         0.2, verdicts[(i + v) % 5]]
-        for i, measure in enumerate(measures)
-        for v in sorted(range(values), key=lambda v: v % 5)
-    ]  # fmt: skip
-    table = Table(columns=["measure", "factor", "value", "share of seeds", "margin", "verdict"], rows=rows)
-    return universality._draw_factor_verdicts(table, "value")
-
-
-def graded_factors(measures: list[str], factors: list[str]) -> Any:
-    rows = [[measure, factor, i / 2, 0.2, "same"] for measure in measures for i, factor in enumerate(factors)]
-    table = Table(columns=["measure", "factor", universality.LEAST, "margin", "verdict"], rows=rows)
-    return universality._draw_factor_verdicts(table, None)
-
-
 def strip(models: list[str], count: int, measures: int, scale: float = 1.0) -> Any:
     names = [f"{point}@{i}" for i in range(count) for point in ("conv", "relu")]
     every = [measured(models, names, scale, 0.0, f"measure_{i}") for i in range(measures)]
@@ -203,126 +138,6 @@ def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> 
     steps = Curve(y=Axis(name="next"), at=names[:-1], lines={sub_network_figures.NEXT: following}, **axis)
     run = in_memory(arrays, manifest, measures=[measure])
     return sub_network_figures.draw_sub_networks(run, measure, measure.matrices[0], labels, steps)
-
-
-def of_training(count: int, model: str, steps: list[int], scale: float = 1.0) -> Any:
-    """The layers of one model over its checkpoints."""
-    line: Any = np.linspace(0, scale, len(steps)).tolist()
-    curve = Curve(
-        x=Axis(name="step"), y=Axis(name="CKA (unbiased)"), at=steps, lines=dict.fromkeys(layers(count), line), mean=line,
-        bands={"deciles": Band(low=line, high=line, of="10th to 90th percentile of layers")},
-        bounds=[None, 1.0], about={"quantity": "cka_unbiased to last", "point": "resid_post", "model": model},
-    )  # fmt: skip
-    return convergence._draw_layer_curves(curve)
-
-
-def stitches(models: list[str], count: int, scale: float = 1.0) -> list[dict[str, Any]]:
-    return [
-        {"head": a, "tail": b, "head layer": layer, "tail layer": layer, "penalty": scale * (0.1 + i), "penalty se": scale * 0.1,
-         "KL": scale, "KL se": 0.0, "ended": "done"}
-        for a in models for b in models for i, layer in enumerate(layers(count))
-    ]  # fmt: skip
-
-
-def stitched(models: list[str], count: int, scale: float = 1.0) -> Any:
-    about = {
-        "kinds": dict.fromkeys(models, "llama, 6 blocks"),
-        "layer": "affine",
-        "steps": 150,
-        "evaluation_sequences": 200,
-    }
-    return stitching._draw_pair_bars(
-        stitches(models, count, scale), about, "loss", "all", {"resid_post@0": [scale, 1.1 * scale, 1.2 * scale]}
-    )
-
-
-def stitched_deep(models: list[str], count: int) -> Any:
-    about = {
-        "kinds": dict.fromkeys(models, "llama, 6 blocks"),
-        "layer": "affine",
-        "steps": 0,
-        "evaluation_sequences": 9,
-    }
-    return stitching._draw_depth_lines(stitches(models, count), about, "loss", {"resid_post@0": [1.0, 2.0, 3.0]})
-
-
-def stitch_grid(models: list[str], count: int, scale: float = 1.0) -> Any:
-    every = [{**x, "head": models[0], "tail": models[1], "head layer": layer} for x in stitches(models[:1], count, scale)
-             for layer in layers(count)]  # fmt: skip
-    return stitching._draw_layer_grid(every, "loss")
-
-
-def stitching_losses(models: list[str], count: int) -> Any:
-    curves = [
-        Curve(x=Axis(name="step"), y=Axis(name="loss"), at=[0, 4000, 9601], lines={"loss": [6.0, 5.0, 4.0]},
-              about={key: x[key] for key in ("head", "tail", "head layer", "tail layer")})
-        for x in stitches(models, count)
-    ]  # fmt: skip
-    about = {"kinds": dict.fromkeys(models, "llama, 6 blocks"), "tokens_per_step": 512}
-    return stitching._draw_training_curves(curves, about)
-
-
-def told(count: int, targets: list[str]) -> Any:
-    names = layers(count, ("resid_mid", "resid_post"))
-    arrays = {"a": np.random.default_rng(0).uniform(size=(len(names), len(targets)))}
-    matrix = Matrix(
-        rows=Side(model=LONG, layers=names), columns=Side(model="targets", layers=targets), values="a",
-        label="lowest error", details={"control": "a"},
-        about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
-    )  # fmt: skip
-    return probes._draw_probe_maps(in_memory(arrays), [matrix, matrix])
-
-
-def remedied(count: int, remedies: int) -> Any:
-    whole, arrays, manifest = measured(["m", LONG], layers(count))
-    layer_map = in_memory(arrays, manifest, measures=[whole]).map_of(whole)
-    maps = {robustness.NONE: layer_map} | {
-        f"without features above {i} % of the variance": LayerMap(
-            whole, layer_map.values + 0.1 * i, layer_map.names, layer_map.widths, layer_map.places
-        )
-        for i in range(remedies)
-    }
-    return robustness._draw_remedy_changes("cka_unbiased", maps, 0.1)
-
-
-def on_fewer_rows(pairs: list[str], counts: list[int]) -> Any:
-    falling = [count**-0.2 for count in counts]
-    lines = {pair: [x * (1 + i / 4) for x in falling] for i, pair in enumerate(pairs)}
-    curve = Curve(
-        x=Axis(name="rows"),
-        y=Axis(name="mutual k-NN"),
-        at=counts,
-        lines=lines | {fewer_rows.CHANCE + pair: [10 / count for count in counts] for pair in pairs},
-        errors={pair: [0.02] * (len(counts) - 1) + [None] for pair in pairs},
-    )
-    return fewer_rows._draw_values_by_rows(curve, fewer_rows.PAIRS)
-
-
-def about_a_shape(models: list[str], depths: list[str]) -> Any:
-    far = {(depth, model): 0.9 - 0.7 * i / len(models) - 0.2 * at / len(depths)
-           for at, depth in enumerate(depths) for i, model in enumerate(models)}  # fmt: skip
-    distances = [[depth, model, "resid_post@1", x, 0.01, 0.8] for (depth, model), x in far.items()]
-    turn = {model: 2 * np.pi * i / len(models) for i, model in enumerate(models)}
-    places = [[depth, model, x * np.cos(turn[model]), x * np.sin(turn[model]), 0.5, 0.3]
-              for (depth, model), x in far.items()]  # fmt: skip
-    columns = ["depth", "model", "first", "second", "share of the first", "share of the second"]
-    tables = {
-        FROM_SHAPE: Table(columns=FROM_COLUMNS, rows=distances),
-        OF_PLACES: Table(columns=PLACE_COLUMNS, rows=[[depths[0], 0.1, 0.1, 9, 4096, 300, 576]]),
-        barycentre.MAP: Table(columns=columns, rows=places),
-    }
-    return in_memory({}, tables=tables)
-
-
-def shape_over_depth(models: list[str], depths: list[str]) -> Any:
-    run = about_a_shape(models, depths)
-    return barycentre._draw_depth_curve(
-        barycentre.make_depth_curve(barycentre.group_by_depth(run.results.tables[FROM_SHAPE])), run
-    )
-
-
-def map_about(models: list[str], depths: list[str]) -> Any:
-    return barycentre._draw_map(depths, about_a_shape(models, depths))
 
 
 def identified(measures: list[str], points: int) -> Any:
@@ -372,8 +187,8 @@ def standing(measures: list[str], tests: int) -> Any:
          "score": 0.5, "rank": 1.0 + (i + t) % len(measures), "hook point": "resid_post"}
         for i, m in enumerate(measures) for t in range(tests)
     ]  # fmt: skip
-    columns = ["measure", "low", "mean rank", "high", "seconds per pair"]
-    table = Table(columns=columns, rows=[[m, i, i + 1.0, i + 2.0, 10.0**-i] for i, m in enumerate(measures)])
+    columns = ["measure", "low", "mean rank", "high", "seconds per pair", "ahead of"]
+    table = Table(columns=columns, rows=[[m, i, i + 1.0, i + 2.0, 10.0**-i, 1] for i, m in enumerate(measures)])
     return grades._draw_measure_ranks("resid_post", rows, table, 0.95)
 
 
@@ -381,16 +196,6 @@ def changes(tasks: list[str], kinds: list[str]) -> Any:
     keys = ("task", "variant", "change", "standard error of rows")
     rows = [[task, kind, 0.01 * i - 0.02, 0.01] for task in tasks for i, kind in enumerate(["full", *kinds])]
     return variants._draw_changes(Table(columns=list(keys), rows=rows), "accuracy", "full")
-
-
-def learned(models: list[str]) -> Any:
-    lines: Any = {rows: [0.1, 0.5, 0.9] for rows in modular_sums.STYLES}
-    every = [
-        Curve(x=Axis(name="epoch"), y=Axis(name=name), at=[1, 10, 100], lines=dict(lines),
-              about={"quantity": quantity, "model": model, "stage": "block 1"})
-        for model in models for quantity, name in (("loss", "loss, nats"), ("accuracy", "accuracy"))
-    ]  # fmt: skip
-    return modular_sums._draw_learning(every)
 
 
 def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
@@ -406,22 +211,9 @@ def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
 
 
 SEEDS = named(3, "bert_base_uncased_finetuned_on_mnli")
+
+
 MEASURES = ["cka", "cka_unbiased", "procrustes", "geometry_score", "representation_topology_divergence"]
-
-
-def changed_blocks(models, depth):
-    """Blocks 1 to 3 of each model changed."""
-    own = [0.03 if 0 < block < 4 else 0.0 for block in range(depth)]
-    of = tuned.ChangedBlocks(
-        own=own,
-        carried=[0.0 if block < 2 else 0.1 for block in range(depth)],
-        weights=[x / 10 for x in own],
-        rounding=[2e-7] * depth,
-        above=[1, 2, 3],
-        rounded=[],
-        restored=[None] * depth,
-    )
-    return tuned._draw_block_changes([tuned.make_block_curve(model, of) for model in models])
 
 
 TOPICS: dict[str, Callable[[], Any]] = {
