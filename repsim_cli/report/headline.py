@@ -26,6 +26,17 @@ ESTIMATES = {
     "sampled": "{rows:,} sampled rows among all",
 }
 
+# what a row is, by `extract.unit`
+UNITS = {
+    "token": "tokens",
+    "word": "words",
+    "span": "marked spans",
+    "sequence": "whole sequences",
+    "mean": "examples, each the mean over its tokens",
+    "first": "examples, each its first token",
+    "last": "examples, each its last token",
+}
+
 
 def name_run(manifest: Mapping[str, Any], whole: Results) -> str:
     """Names a run by its models, or by its own name where there is one model or many."""
@@ -126,8 +137,9 @@ def write_methods(manifest: Mapping[str, Any], whole: Results) -> str:
         return ""
     estimate, data = whole.measures[0].estimate, manifest.get("data") or {}
     treated = say_treatment(manifest.get("remedies", {}))
-    rows = f"{estimate['rows']:,} {estimate.get('unit', 'rows')}"
-    source = f" of {data['source']}" if data.get("source") else ""
+    unit = estimate.get("unit") or UNITS.get(data.get("unit", ""), "rows")
+    rows = f"{estimate['rows']:,} {unit}"
+    source = f"{',' * (',' in unit)} of {data['source']}" if data.get("source") else ""
     parts = [
         f"We compared the layers of {', '.join(manifest.get('models', {}))} on {rows}{source}",
         f"({treated})" if treated else "",

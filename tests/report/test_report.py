@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import matplotlib
@@ -19,6 +20,7 @@ from helpers.pages import (
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
+from repsim_cli.report.headline import write_methods
 from repsim_cli.runs import reader, results
 
 
@@ -56,6 +58,20 @@ def test_the_page_holds_every_number_in_full(tmp_path):
     assert run["command"] == "repsim run name="
     assert (run["facts"], run["others"]) == ([["own.key", ""]], [])
     assert run["manifest"]["timings"].keys() == {"data"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("word", "5 words of some text ("), ("mean", "5 examples, each the mean over its tokens, of some text (")],
+)
+def test_the_methods_say_what_a_row_is(tmp_path, unit, said):
+    folder = made(tmp_path / "run")
+    manifest, whole = json.loads((folder / "manifest.json").read_text()), reader.read_results(folder)
+    about = {**manifest, "data": {"source": "some text", "unit": unit}, "remedies": {"skip": 2}}
+    first, *others = whole.measures
+    few = replace(first, estimate={"kind": "full", "rows": 5})
+    assert said in write_methods(about, replace(whole, measures=[few, *others]))
+    assert "on 5 rows (" in write_methods({**about, "data": None}, replace(whole, measures=[few]))
 
 
 def test_colours_come_from_the_card(tmp_path):
