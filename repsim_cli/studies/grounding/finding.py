@@ -231,7 +231,8 @@ def _draw_measure_ranks(point: str, rows: Sequence[Mapping[str, Any]], standing:
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
     add_colour_bar(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
     bands = [f"lines: {100 * level:g} % over models"] if any(standing.column("low")) else []
-    told = [] if any(standing.column("ahead of")) else ["none is told to be ahead of another"]
+    known = "ahead of" in standing.columns  # runs of before do not say it
+    told = ["none is told to be ahead of another"] if known and not any(standing.column("ahead of")) else []
     said = f"{len(order)} measures in tests with known answers, by their mean rank: {point}"
     set_headline(figure, said, "; ".join([*bands, *told]))
     return figure
