@@ -17,6 +17,7 @@ from repsim_cli.models.source import Source
 
 HEAD = "AutoModelForCausalLM"
 CELLS = 2**24  # logits that are compared at a time
+COPIED = 0.1  # share of texts, from which on copies are warned of
 
 
 class Following(NamedTuple):
@@ -38,16 +39,29 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
 
 
 def number_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
-    """Numbers what errors are over: the document of each sequence; where there is one document, warns and numbers the
-    sequences. what: whose text it is, as the warning begins."""
+    """Numbers what errors are over: the document of each sequence, for copies of a text that of the first; where there
+    is one document, warns and numbers the sequences. what: whose text it is, as the warning begins."""
+    same, count = find_copies(sequences), len(sequences.text)
+    if (copies := count - len(np.unique(same))) > COPIED * count:
+        warn(
+            f"{what}: {copies:,} of {count:,} texts are copies of others, and errors are over those that differ; drop "
+            "the copies, which count in every mean"
+        )
     if not sequences.of_one:
-        return sequences.document[np.arange(len(sequences.text)), sequences.text.argmax(1)]
+        return sequences.document[np.arange(count), sequences.text.argmax(1)][same]
     warn(
         f"{what}: the text is one document, got its {len(sequences.text):,} sequences in place of documents; "
         "errors may be too small where sequences next to each other are alike; data.sample_by=paragraph makes "
         "documents"
     )
-    return np.arange(len(sequences.text))
+    return same
+
+
+def find_copies(sequences: Sequences) -> Int[np.ndarray, " N"]:
+    """Finds for each sequence the first one of the same tokens, which may be itself."""
+    first: dict[bytes, int] = {}
+    tokens = (ids[text].tobytes() for ids, text in zip(sequences.ids, sequences.text, strict=True))
+    return np.array([first.setdefault(each, place) for place, each in enumerate(tokens)], dtype=np.int64)
 
 
 def compute_logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:

@@ -48,7 +48,7 @@ def say_answers(run: Finished) -> Iterator[list[str]]:
         about = f"se {error:.2g}" if documents is None else say_interval(value, error, documents, run.level)
         return f"{value:.3g} {unit} ({about}, {matrix.n:,} texts), {HALF}{how}"
 
-    names = [f"{labels[a]} and {labels[b]}" for a, b in pairs]
+    names = [f"{labels[a]} with {labels[b]}" for a, b in pairs]
     freedom = None if documents is None else documents - 1
     yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], freedom, say)
 
@@ -58,7 +58,7 @@ def say_interval(value: float, error: float, documents: int, level: float) -> st
     if documents < FEWEST:
         return f"no interval from {say_count(documents, 'document')}"
     low, high = find_likelihood_interval(value, error, documents, level)
-    return f"{100 * level:g} % interval {low:.2g} to {high:.2g} over {documents} documents"
+    return f"{100 * level:g} % interval {low:.3g} to {high:.3g} over {documents} documents"
 
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:

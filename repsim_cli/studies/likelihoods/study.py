@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
 from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
-from repsim_cli.activations.next_token import HEAD, compute_logits_at, number_documents
+from repsim_cli.activations.next_token import HEAD, compute_logits_at, find_copies, number_documents
 from repsim_cli.activations.readings import assign_devices, choose_loading
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
@@ -113,9 +113,9 @@ class Likelihoods(Study):
             sequences = make_noted_sequences(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             first = next(iter(sequences.values()))
             kept = np.all([mark_scored(given).any(1) for given in sequences.values()], axis=0)
-            if kept.sum() < LEAST:
+            if (count := len(np.unique(find_copies(first)[kept]))) < LEAST:
                 raise BadInput(
-                    f"data: {LEAST} texts of two words or more are needed, got {kept.sum()}; read more "
+                    f"data: {LEAST} different texts of two words or more are needed, got {count}; read more "
                     "(extract.sequences)"
                 )
             texts = {label: given.take(np.flatnonzero(kept)) for label, given in sequences.items()}

@@ -45,7 +45,7 @@ def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
         error = _say_error(None if errors is None else errors[pair])
         return f"{values[pair]:.3g}{error} on {on}{beside}"
 
-    names = [f"{labels[a]} {'and' if symmetric else '||'} {labels[b]}" for a, b in pairs]
+    names = [f"{labels[a]} {'with' if symmetric else '||'} {labels[b]}" for a, b in pairs]
     if len(labels) == 2:
         yield ["", "; ".join(f"{name}: {say(place)}" for place, name in enumerate(names))]
         return

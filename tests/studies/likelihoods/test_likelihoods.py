@@ -1,6 +1,7 @@
 """Log-likelihoods of texts: by hand, planted distances and their errors, and the divergence that they stand for."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from helpers.printed import ASSETS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from repsim_cli.activations.next_token import number_documents
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
@@ -121,7 +123,7 @@ def test_models_that_differ_on_one_document_have_a_wide_error():
     found = compute_likelihood_distances(logs, np.repeat(np.arange(6), 4))
     assert found.se[0, 1] == pytest.approx(found.values[0, 1], rel=0.2)
     assert say_interval(0.5, 0.2, 4, 0.95) == "no interval from 4 documents"
-    assert say_interval(0.5, 0.1, 12, 0.95) == "95 % interval 0.32 to 0.78 over 12 documents"
+    assert say_interval(0.5, 0.1, 12, 0.95) == "95 % interval 0.322 to 0.777 over 12 documents"
 
 
 def test_two_axes_keep_distances_that_lie_in_a_plane():
@@ -172,7 +174,7 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     values = reader.read_array(newest(), measured.matrices[0].values)
     assert values[0, 1] == 0
     assert 0 < values[0, 2] < values[0, 3]
-    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: 0 (")
+    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a with same: 0 (")
     assert "half the variance of the difference of log-likelihoods" in found.tables[NEAREST].rows[1][1]
     assert found.tables[NEAREST].rows[0][1].endswith("texts), the same to the bit")
 
@@ -207,10 +209,25 @@ def test_what_is_refused(models, unit, match):
         )
 
 
-def test_few_texts_and_other_models_are_refused(repsim):
+def test_copies_of_a_text_count_as_one():
+    ids = np.array([[5, 6], [7, 8], [5, 6], [5, 6], [9, 8]])
+    texts = sequences_of(ids, np.zeros_like(ids))
+    texts = replace(texts, document=np.repeat(np.arange(5), 2).reshape(5, 2), documents=5)
+    said: list[str] = []
+    assert number_documents(texts, said.append, "data").tolist() == [0, 1, 0, 0, 4]
+    assert said[0].startswith("data: 2 of 5 texts are copies of others")
+    assert number_documents(texts.take(np.array([0, 1, 4])), said.append, "data").tolist() == [0, 1, 4]
+    assert len(said) == 1
+
+
+def test_few_texts_and_other_models_are_refused(repsim, tmp_path):
+    (tmp_path / "copies.csv").write_text("text\n" + "the cat runs over the house\n" * 40)
+    copied = ("data=table", f"data.path={tmp_path / 'copies.csv'}", "data.text=text")
+    code, _, err = repsim(*WORDS, *copied, "model=[tiny_a,tiny_b]")
+    assert (code, "data: 20 different texts of two words or more are needed, got 1;" in err) == (2, True), err
     code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a,tiny_b]", "extract.sequences=9")
     assert code == 2
-    assert "data: 20 texts of two words or more are needed, got 9; read more (extract.sequences)" in err
+    assert "data: 20 different texts of two words or more are needed, got 9; read more (extract.sequences)" in err
     encoder = "+model.other={kind: random, config: {model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}}"
     code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a]", encoder)
     assert code == 2
