@@ -170,12 +170,24 @@ def combine_tests(p_values: Sequence[float | None]) -> float | None:
 
 class ProbeFit(NamedTuple):
     """The error on held-out rows and on fitted rows; whether the solver stopped before its last step. p: of a probe
-    that is no better than the best constant answer; None in what was fitted before it was tested."""
+    that is no better than the best constant answer; None in what was fitted before it was tested. wrong: of a class,
+    how many rows of each held-out document were told wrongly, in the order of documents; None of a number."""
 
     error: float
     fitted_error: float
     converged: bool
     p: float | None = None
+    wrong: Sequence[int] | None = None
+
+
+def count_wrong_rows(
+    task: Task, y: Float[np.ndarray, " k"], predicted: Float[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
+) -> list[int] | None:
+    """Counts the wrong answers in each document, in the order of documents; None where answers are numbers."""
+    if task == "number":
+        return None
+    number = np.unique(documents, return_inverse=True)[1]
+    return np.bincount(number, predicted != y).astype(int).tolist()
 
 
 def fit_probe(
@@ -198,9 +210,10 @@ def fit_probe(
             raise
     rows = split.held_out
     error, fitted = (1 - float(estimator.score(x[some], y[some])) for some in (rows, split.fitted))
-    p = compare_with_guess(probe.task, y[rows], estimator.predict(x[rows]), split.documents[rows])
+    answers = (probe.task, y[rows], estimator.predict(x[rows]), split.documents[rows])
     steps = getattr(estimator, "n_iter_", None)
-    return ProbeFit(error, fitted, steps is None or bool(np.max(steps) < estimator.max_iter), p)
+    converged = steps is None or bool(np.max(steps) < estimator.max_iter)
+    return ProbeFit(error, fitted, converged, compare_with_guess(*answers), count_wrong_rows(*answers))
 
 
 def make_indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
@@ -226,14 +239,16 @@ def fit_linear(
     together = np.concatenate(list(wanted.values()), 1)
     estimator = _linear(0).fit(given[split.fitted], together[split.fitted])
     errors: dict[tuple[str, Task], list[float]] = {key: [] for key in wanted}
+    beside: dict[tuple[str, Task], tuple[float, list[int] | None]] = {}
     for rows in (split.held_out, split.fitted):
         for (key, y), outputs in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
             number = key[1] == "number"
             true, predicted = (x[:, 0] if number else x.argmax(1) for x in (y[rows], outputs))
             errors[key].append(1 - float((r2_score if number else accuracy_score)(true, predicted)))
             if rows is split.held_out:
-                errors[key].append(compare_with_guess(key[1], true, predicted, split.documents[rows]))
-    return {key: ProbeFit(held_out, fitted, True, p) for key, (held_out, p, fitted) in errors.items()}
+                answers = (key[1], true, predicted, split.documents[rows])
+                beside[key] = compare_with_guess(*answers), count_wrong_rows(*answers)
+    return {key: ProbeFit(held_out, fitted, True, *beside[key]) for key, (held_out, fitted) in errors.items()}
 
 
 class ProbeUnit(NamedTuple):

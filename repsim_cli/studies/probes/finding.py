@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Int
+from scipy.special import stdtrit
 
 from repsim_cli.base.plain import slug
+from repsim_cli.engine.proportions import count_freedom
 from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.heatmap import TIGHT, name_by_block
 from repsim_cli.figures.layout import LETTER, find_available_width
@@ -18,14 +20,15 @@ from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, weigh_mean
-from repsim_cli.findings.extremes import list_alike
+from repsim_cli.findings.extremes import LEVEL
 from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 PERFECT = 0.01  # an error up to here counts as none
 MISSED = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)
-UNTOLD = "not told apart"  # layers beside those as near, by the binomial error of held-out rows
+UNTOLD = "not told apart"  # layers beside those as near, over held-out documents
+COUNTED = "wrong by document", "rows by document"
 COLUMNS = [
     "model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control", "selectivity",
     "error of the largest class", UNTOLD,
@@ -160,15 +163,24 @@ def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.n
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
 
-def count_untold_layers(errors: Float[np.ndarray, " l"], rows: int) -> int:
-    """Counts the other layers whose share of wrong rows is not told apart from the lowest, rows being independent.
+def count_untold_layers(wrong: Int[np.ndarray, "l documents"], rows: Int[np.ndarray, " documents"]) -> int:
+    """Counts the other layers whose share of wrong rows is not told apart from the lowest, by Student's t of their
+    difference on the same documents, whose rows depend on each other; all of a single document.
 
-    >>> count_untold_layers(np.array([0.1, 0.12, 0.3]), 200)
+    wrong: the rows of each document that each layer tells wrongly. rows: of each document that was held out.
+
+    >>> count_untold_layers(np.array([[0, 1] * 50, [1, 0] * 50, [2, 2] * 50]), np.full(100, 2))
     1
     """
-    shares = (errors * rows + 1) / (rows + 2)  # of none wrong the error is not 0
-    of = np.sqrt(shares * (1 - shares) / rows)
-    return len(list_alike(errors.tolist(), of.tolist(), int(errors.argmin()))) - 1
+    wrong, rows = wrong[:, rows > 0], rows[rows > 0]
+    if len(rows) < 2:
+        return len(wrong) - 1
+    parts = rows / rows.sum()
+    gaps = (wrong - wrong[wrong.sum(1).argmin()]) / rows.sum()
+    spread = np.sqrt((np.square(gaps - parts * gaps.sum(1, keepdims=True)) / (1 - parts)).sum(1))
+    of_pairs = LEVEL / max(2, len(wrong) * (len(wrong) - 1))
+    width = -stdtrit(count_freedom(parts, parts), of_pairs)
+    return int((gaps.sum(1) <= width * spread).sum()) - 1
 
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -271,8 +283,10 @@ def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Par
             best = find_nearest_layer(matrix.rows.layers, errors[:, place], control[:, place])
             error, given = best[-2:]
             guess = None if number else largest.get(target)
-            alike = None if number or not matrix.n else count_untold_layers(errors[:, place], matrix.n)
-            untold = None if alike is None else max(0, alike - best[2])
+            counted = [run.array(matrix.details[name]) for name in COUNTED] if COUNTED[0] in matrix.details else None
+            untold = (
+                None if counted is None else max(0, count_untold_layers(counted[0][:, place], counted[1]) - best[2])
+            )
             row = [matrix.rows.model, target, probe, *best, given - error, guess, untold]
             if tested:
                 layers, p = len(matrix.rows.layers), run.array(matrix.details["p"])[:, place]

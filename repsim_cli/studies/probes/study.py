@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
+from jaxtyping import Int
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -281,6 +282,16 @@ class Probes(StudyOfRows):
             for layer in layers
         ]
         tested = {} if any(None in row for row in p) else {"p": np.array(p)}
+        counted = [
+            [
+                count_by_document([fit.wrong for fit in fits[label, layer][probe, target, False]], splits)
+                for target in self.names
+            ]
+            for layer in layers
+        ]
+        if not any(each is None for row in counted for each in row):
+            held_out = [np.unique(split.documents[split.held_out], return_counts=True)[1].tolist() for split in splits]
+            tested |= {"wrong by document": np.array(counted), "rows by document": count_by_document(held_out, splits)}
         stem = slug("probes", probe, label)
         ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
         return Matrix(
@@ -344,6 +355,19 @@ class Probes(StudyOfRows):
                 ),
             },
         )
+
+
+def count_by_document(
+    counts: Sequence[Sequence[int] | None], splits: Sequence[Split]
+) -> Int[np.ndarray, " documents"] | None:
+    """Adds up what was counted in the held-out documents of every split; None where one was not counted."""
+    if any(each is None for each in counts):
+        return None
+    documents = np.unique(splits[0].documents)
+    total = np.zeros(len(documents), int)
+    for each, split in zip(counts, splits, strict=True):
+        total[np.isin(documents, split.documents[split.held_out])] += np.array(each)
+    return total
 
 
 def _average_fits(fits: Sequence[ProbeFit], shuffled: Sequence[ProbeFit]) -> list[Any]:

@@ -32,9 +32,10 @@ from repsim_cli.runs.content import Axis, Curve, Matrix, Table, omit_nan
 Shifts = Mapping[str, Sequence[float]]
 
 MEASURE = "histograms of distances"
+NEW = "in bins empty before"
 COLUMNS = [
     "model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)",
-    "± KL(layer || previous)",
+    "± KL(layer || previous)", NEW,
 ]  # fmt: skip
 QUANTITY = "KL from previous layer"
 PSEUDO = 0.5  # distances added to every bin before two histograms are compared
@@ -62,6 +63,19 @@ def compute_histogram_divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray,
 def compute_consecutive_divergences(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
     """KL(layer || the layer before) from the second layer on; NaN where one of the two has no value."""
     return [compute_histogram_divergence(after, before) for before, after in pairwise(counts)]
+
+
+def measure_new_shares(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
+    """Measures from the second layer on the share of distances in bins that the layer before has none in: there KL says
+    what is added to empty bins, and no more; NaN where one of the two has no value.
+
+    >>> measure_new_shares(np.array([[4, 0, 0], [2, 1, 1]]))
+    [0.5]
+    """
+    return [
+        float(after[before == 0].sum() / after.sum()) if before.sum() > 0 else math.nan
+        for before, after in pairwise(counts)
+    ]
 
 
 def drop_nan(numbers: Sequence[float]) -> list[float]:
@@ -192,6 +206,7 @@ def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]
             [None, *map(omit_nan, forward)],
             [None, *backward],
             [None, *map(omit_nan, errors)],
+            [None, *map(omit_nan, measure_new_shares(counts))],
             strict=True,
         ):
             rows.append([label, name, *map(omit_nan, (mean, deviation)), *kl])

@@ -12,6 +12,7 @@ from repsim_cli.runs.content import Results
 Rows = Sequence[Mapping[str, Any]]
 PARTS = 10  # of the rows, left out in turn for the errors of distances
 LEVEL = 0.05  # p up to which rows stay more than by chance
+FEW = 0.05  # distances in bins that were empty, of which KL says little more than how many
 
 ASKED = "What do the rows of a layer look like: their distances, their neighbours, and how layers match them?"
 
@@ -65,5 +66,8 @@ def say_shifts(rows: Rows) -> Iterator[Said]:
             continue
         known = "" if errors[most] is None else f" (se {errors[most]:.2g})"
         others = say_others([row["layer"] for row in layers], alike, most)
-        said = f"distances of rows change most at {layers[most]['layer']}, KL {values[most]:.2g} nats{known}{others}"
+        new = layers[most].get("in bins empty before") or 0
+        where = f"{new:.0%} of them lie in bins that the layer before leaves empty: KL says how these are filled"
+        at = f"{layers[most]['layer']}, KL {values[most]:.2g} nats{known}{f' ({where})' * (new > FEW)}"
+        said = f"distances of rows change most at {at}{others}"
         yield model, f"{model}: {said}"

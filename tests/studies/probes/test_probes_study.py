@@ -223,8 +223,18 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
 
 
 def test_layers_of_equal_probes_are_seldom_told_apart():
-    """Twelve layers that are wrong for one row in ten."""
+    """Twelve layers that are wrong for one row in ten: in rows by themselves, and in whole documents of unequal
+    length, in each layer others."""
     rng = np.random.default_rng(0)
-    told = [count_untold_layers(rng.binomial(100, 0.1, 12) / 100, 100) < 11 for _ in range(300)]
-    assert np.mean(told) <= 0.05
-    assert count_untold_layers(np.array([0.0, 0.02, 0.5]), 100) == 1
+    for count, sd in ((100, 0.0), (40, 1.0), (12, 1.0)):
+        told = []
+        for _ in range(200):
+            rows = np.maximum(1, rng.lognormal(2 * (sd > 0), sd, count).round().astype(int))
+            wrong = rng.binomial(rows, rng.beta(0.3, 2.7, (12, count)) if sd else 0.1, (12, count))
+            told.append(count_untold_layers(wrong, rows) < 11)
+        assert np.mean(told) <= 0.05
+
+    rows = rng.integers(5, 15, 40)
+    better, worse = (rng.binomial(rows, share) for share in (0.1, 0.35))
+    assert count_untold_layers(np.stack([better, better, worse]), rows) == 1
+    assert count_untold_layers(np.array([[0], [9], [9]]), np.array([10])) == 2  # of one document nothing follows

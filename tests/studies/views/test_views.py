@@ -1,6 +1,7 @@
 """Histograms of distances, neighbours and couplings: hand-computed values, independent formulas, claims."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from repsim_cli.studies.views.finding_histograms import (
     compute_histogram_divergence,
     estimate_divergence_errors,
     fine_tuning_shifts_distances,
+    measure_new_shares,
     select_between_blocks,
 )
 from repsim_cli.studies.views.finding_neighbours import (
@@ -86,6 +88,11 @@ def test_layers_that_are_drawn_alike_are_not_told_apart():
         line |= {"KL(layer || previous)": value, "± KL(layer || previous)": float(error)}
     ((_, said),) = say_shifts(lines)
     assert said.startswith("m: distances of rows change most at l")
+    assert "leaves empty" not in said
+    for line, new in zip(lines, measure_new_shares(counts[0]), strict=True):
+        line["in bins empty before"] = new
+    ((_, said),) = say_shifts(lines)
+    assert re.search(r"nats \(se \S+\) \(\d+% of them lie in bins that the layer before leaves empty: KL says", said)
 
 
 def test_the_error_of_a_divergence_is_a_jackknife():
