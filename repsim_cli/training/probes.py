@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from scipy.special import bdtrc, stdtr
 
 from repsim_cli.base.errors import BadInput
@@ -137,7 +137,7 @@ def find_largest_class(classes: Int[np.ndarray, " n"], split: Split) -> tuple[in
 
 
 def compare_with_guess(
-    task: Task, y: Float[np.ndarray, " k"], predicted: Float[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
+    task: Task, y: Num[np.ndarray, " k"], predicted: Num[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
 ) -> float:
     """Compares predictions of held-out rows with the best answer that is always the same: the one-sided p of no better
     ones, over documents, whose rows depend on each other.
@@ -181,7 +181,7 @@ class ProbeFit(NamedTuple):
 
 
 def count_wrong_rows(
-    task: Task, y: Float[np.ndarray, " k"], predicted: Float[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
+    task: Task, y: Num[np.ndarray, " k"], predicted: Num[np.ndarray, " k"], documents: Int[np.ndarray, " k"]
 ) -> list[int] | None:
     """Counts the wrong answers in each document, in the order of documents; None where answers are numbers."""
     if task == "number":

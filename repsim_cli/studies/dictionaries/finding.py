@@ -54,7 +54,7 @@ def make_shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine
     count = values.shape[1]
     shared, *mirrored = (compute_matched_shares(each, cosine) for each in values.reshape(-1, 3, count))
     names, means = " and ".join(matrix.about["dictionaries"]), values[:2].mean(1).tolist()
-    interval = compute_wilson_interval(np.arange(count) < round(count * shared[2]), np.arange(count))
+    interval = compute_wilson_interval((np.arange(count) < round(count * shared[2])).astype(float), np.arange(count))
     beside: list[float | None] = [None] * 4
     if len(mirrored) > 1:  # a run of before has random directions, once
         chance = np.array(mirrored)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Num
 from scipy.special import stdtrit
 
 from repsim_cli.base.plain import slug
@@ -163,7 +163,7 @@ def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.n
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
 
-def count_untold_layers(wrong: Int[np.ndarray, "l documents"], rows: Int[np.ndarray, " documents"]) -> int:
+def count_untold_layers(wrong: Num[np.ndarray, "l documents"], rows: Num[np.ndarray, " documents"]) -> int:
     """Counts the other layers whose share of wrong rows is not told apart from the lowest, by Student's t of their
     difference on the same documents, whose rows depend on each other; all of a single document.
 
