@@ -44,8 +44,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("cka_unbaised", ["cka", "cka_unbiased"])
     "did you mean 'cka_unbiased'?"
+    >>> did_you_mean("recipe", [])
+    'leave it out, since there are none'
     """
     known = sorted(known)
+    if not known:
+        return "leave it out, since there are none"
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     near += [k for k in known if k.split("/")[-1] == name.split("/")[-1] and k not in near]
     if near:

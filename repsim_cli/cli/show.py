@@ -56,7 +56,7 @@ def summarise_run(folder: Path) -> list[str]:
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, whole.pairs_of(measure), brief=many)
         for name, table in whole.tables.items():
-            if name not in UNPRINTED:
+            if table.rows and name not in UNPRINTED:
                 lines += _write_table_lines(name, table)
         for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_say_evidence(claim)})")

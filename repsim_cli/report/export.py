@@ -59,9 +59,11 @@ def build_sheets(folder: Path) -> Iterator[Sheet]:
         yield Sheet("answering", about, answering.COLUMNS, found, long=several)
     for name, matrix in results.matrices.items():
         if read_array(folder, matrix.values, mapped=True).ndim == 2:
-            yield _tabulate_matrix(folder, f"matrix-{name}", matrix.label or name, matrix)
+            about = name if matrix.label in ("", name) else f"{name}: {matrix.label}"
+            yield _tabulate_matrix(folder, f"matrix-{name}", about, matrix)
     for name, table in results.tables.items():
-        yield Sheet(f"table-{name}", name, table.columns, table.rows)
+        if table.rows:
+            yield Sheet(f"table-{name}", name, table.columns, table.rows)
     if results.curves:
         points = [[name, *point] for name, curve in results.curves.items() for point in _tabulate_points(curve)]
         yield Sheet("curves", "all curves", ["curve", "line", "x", "y"], points, long=True)

@@ -26,6 +26,8 @@ from repsim_cli.training.loop import Along, Pace, keep_nothing, train
 END = "<|endoftext|>"
 AT_ONCE = 32  # held-out sequences
 Steps = list[NotNegative] | Literal["log"]
+ROUNDING = 1e-5  # of the largest logit
+BYTES = 257  # tokens of a byte-level vocabulary without merges: all bytes, and the end of a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,8 @@ class TextRecipe:
 class PretrainRecipe(TextRecipe):
     """All that decides about a language model and its tokenizer, beside the text and the seed.
 
-    Raises BadInput for a config that the library does not know, and for kept steps that are never reached.
+    Raises BadInput for a config that the library does not know, for kept steps that are never reached or none, for a
+    vocabulary without all bytes, and for sequences beyond the model's context.
 
     config: a transformers config with its `model_type`, without the vocabulary.
     vocabulary: the number of tokens of the byte-level BPE tokenizer that is made from the text.
@@ -70,15 +73,27 @@ class PretrainRecipe(TextRecipe):
     save: Steps = "log"
 
     def __post_init__(self) -> None:
+        if self.vocabulary < BYTES:
+            raise BadInput(
+                f"vocabulary: a token for each of the {BYTES - 1} bytes and one for the end of a text are needed, got "
+                f"{self.vocabulary}; raise it to {BYTES} or more"
+            )
+        if not self.kept:
+            raise BadInput("save: no step is kept, got []; name one, such as the last")
         outside = [step for step in self.kept if not 0 <= step <= self.steps]
         if outside:
             raise BadInput(f"save: no such step, got {outside[0]}; steps go from 0 to {self.steps}")
-        self.settings()
+        context = getattr(self.settings(), "max_position_embeddings", None)
+        if context is not None and 0 < context < self.length:
+            raise BadInput(
+                f"length: longer than the context of the model, got {self.length} for max_position_embeddings="
+                f"{context}; lower it, or raise that of the config"
+            )
 
     @property
     def kept(self) -> list[int]:
         if self.save != "log":
-            return sorted(self.save)
+            return sorted({*self.save})
         return [0, *(2**i for i in range(self.steps.bit_length()) if 2**i < self.steps), self.steps]
 
     def settings(self) -> Any:
@@ -152,6 +167,7 @@ def pretrain(
     torch.manual_seed(seed)
     settings = recipe.settings()
     model = import_transformers().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    check_causal(model, torch.from_numpy(text.seen[:1]).long())
 
     def keep(step: int) -> None:
         if step in recipe.kept:
@@ -199,6 +215,22 @@ def train_causal_model(
 
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     return train(model, optimiser, loss, pace=Pace(steps, rate, 1.0), seed=seed, along=Along(save=save, state=state))
+
+
+@torch.inference_mode()
+def check_causal(model: nn.Module, ids: Int[Tensor, "1 s"]) -> None:
+    """Raises BadInput for a model of which a token depends on those after it: it reads what it is to predict."""
+    training = model.training
+    model.eval()
+    other = ids.clone()
+    other[:, -1] = ids[:, -1] + 1 - 2 * (ids[:, -1] > 0)
+    logits, changed = (model(input_ids=each).logits[:, :-1] for each in (ids, other))
+    model.train(training)
+    if (logits - changed).abs().max() > ROUNDING * logits.abs().max():
+        raise BadInput(
+            f"options.recipe.config: a model of which no token sees the next ones is needed, got {type(model).__name__};"
+            " use a causal one, or is_decoder: true where the library has it"
+        )
 
 
 def compute_next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:

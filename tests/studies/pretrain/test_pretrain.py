@@ -1,10 +1,12 @@
 """Pre-training: the same bits after a kill, metrics that a plain computation gives, series trained when needed."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from helpers.recorded import recorded
 from helpers.timers import set_timers
 
@@ -162,6 +164,41 @@ def test_the_steps_that_are_kept():
     assert recipe([20, 3]).kept == [3, 20]
     with pytest.raises(BadInput, match="save: no such step, got 21; steps go from 0 to 20"):
         recipe([21])
+    assert recipe([20, 3, 3]).kept == [3, 20]
+    with pytest.raises(BadInput, match="save: no step is kept"):
+        recipe([])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"vocabulary": 256}, "vocabulary: a token for each of the 256 bytes .*, got 256; raise it to 257 or more"),
+        ({"length": 40}, "length: longer than the context of the model, got 40 for max_position_embeddings=32"),
+    ],
+)
+def test_recipes_that_no_model_can_be_trained_by(given, match):
+    with pytest.raises(BadInput, match=match):
+        pretrain.PretrainRecipe(config={"model_type": "gpt2", "n_positions": 32}, **{"length": 32, **given})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_model_that_sees_the_next_tokens_is_refused(causal):
+    sizes = {
+        "vocab_size": 300,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    config = transformers.BertConfig(**sizes, is_decoder=causal)
+    model, ids = transformers.BertLMHeadModel(config).train(), torch.arange(10)[None]
+    with (
+        nullcontext()
+        if causal
+        else pytest.raises(BadInput, match="no token sees the next ones is needed, got BertLMHeadModel")
+    ):
+        pretrain.check_causal(model, ids)
+    assert model.training
 
 
 def test_too_little_text():
