@@ -79,7 +79,7 @@ class PretrainRecipe(TextRecipe):
                 f"{self.vocabulary}; raise it to {BYTES} or more"
             )
         if not self.kept:
-            raise BadInput("save: no step is kept, got []; name one, such as the last")
+            raise BadInput("save: no step is kept, got an empty list; name one, such as the last")
         outside = [step for step in self.kept if not 0 <= step <= self.steps]
         if outside:
             raise BadInput(f"save: no such step, got {outside[0]}; steps go from 0 to {self.steps}")
@@ -228,8 +228,8 @@ def check_causal(model: nn.Module, ids: Int[Tensor, "1 s"]) -> None:
     model.train(training)
     if (logits - changed).abs().max() > ROUNDING * logits.abs().max():
         raise BadInput(
-            f"options.recipe.config: a model of which no token sees the next ones is needed, got {type(model).__name__};"
-            " use a causal one, or is_decoder: true where the library has it"
+            "options.recipe.config: a model whose tokens do not see the next ones is needed, got "
+            f"{type(model).__name__}; use a causal one, or is_decoder: true where the library has it"
         )
 
 

@@ -195,7 +195,7 @@ def test_a_model_that_sees_the_next_tokens_is_refused(causal):
     with (
         nullcontext()
         if causal
-        else pytest.raises(BadInput, match="no token sees the next ones is needed, got BertLMHeadModel")
+        else pytest.raises(BadInput, match="tokens do not see the next ones is needed, got BertLMHeadModel")
     ):
         pretrain.check_causal(model, ids)
     assert model.training
