@@ -113,6 +113,8 @@ def _cut_otherwise(a: Any, b: Any) -> bool:
     """Tells whether two tokenizers cut a few words otherwise."""
     if not (callable(a) and callable(b)):  # a plan may only know their names
         return False
+    if (same := _identify_tokenizer(a)) is not None and same == _identify_tokenizer(b):
+        return False
     cut: list[Any] = [tokenizer(WORDS_OF_ALL_KINDS, add_special_tokens=False) for tokenizer in (a, b)]
     return cut[0]["input_ids"] != cut[1]["input_ids"]
 
