@@ -91,7 +91,7 @@ def map_of(run: Finished) -> tuple[ClaimMap, dict[str, str]]:
         widths=first.widths,
         rows=min(m.measure.estimate["rows"] // m.measure.estimate["batches"] for m in run.maps.values()),
         base=run.base,
-        untrained=run.untrained & facts.keys(),
+        untrained=frozenset(run.untrained & facts.keys()),
         entries={model: about.entry for model, about in facts.items() if about.entry},
     )
     return whole, {m.measure.name: label for label, m in closer.items()}
