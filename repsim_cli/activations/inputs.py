@@ -28,7 +28,7 @@ SAMPLE = 4096  # characters that a plan tokenizes
 TRIED = 1024  # sequences up to which it makes all
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 WORDS_OF_ALL_KINDS = (
-    'When the others\' 12,345 machines were rebuilt (in 1987), HE asked:\n  "Why not for us, naïve friend?" _x2'
+    'When the others\' 12,345 machines were rebuilt (in 1987), HE asked: "Why not us, naïve friend?"  _x2'
 )
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
@@ -111,10 +111,8 @@ def share_tokens(live: Mapping[str, Source]) -> bool:
 
 def _cut_otherwise(a: Any, b: Any) -> bool:
     """Tells whether two tokenizers cut a few words otherwise."""
-    if not (callable(a) and callable(b)):  # a plan may only know their names
-        return False
-    if (same := _identify_tokenizer(a)) is not None and same == _identify_tokenizer(b):
-        return False
+    if not (callable(a) and callable(b)) or (_identify_tokenizer(a) or a) == (_identify_tokenizer(b) or b):
+        return False  # a plan may only know their names
     cut: list[Any] = [tokenizer(WORDS_OF_ALL_KINDS, add_special_tokens=False) for tokenizer in (a, b)]
     return cut[0]["input_ids"] != cut[1]["input_ids"]
 
@@ -380,10 +378,8 @@ def _identify_tokenizer(tokenizer: Any) -> Any:
 
 
 def have_different_vocabularies(a: Any, b: Any) -> bool:
-    """Tells whether two tokenizers have different vocabularies.
-
-    Published models are compared in a dry run by the names of their tokenizers; a name is never compared with a file.
-    """
+    """Tells whether two tokenizers have different vocabularies. Published models are compared in a dry run by the names
+    of their tokenizers; a name is never compared with a file."""
     if isinstance(a, Vocabulary) != isinstance(b, Vocabulary):
         return False
     return _read_vocabulary(a) != _read_vocabulary(b)

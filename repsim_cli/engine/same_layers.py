@@ -101,6 +101,7 @@ EQUAL, NEAR, REORDERED, FITTED = "identical", "the same to rounding", "reordered
 ROUNDED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ALWAYS = [Relation(EQUAL), Relation(NEAR), *(Relation(dtype, second) for dtype in ROUNDED for second in (True, False))]
 DISTINCT = 0.9  # of the rows of a file: others may be equal by chance
+DIGESTED = 100_000  # rows of a file that are looked for in another, or memory would grow with the file
 MOVED = 0.1  # of the rows, of which more than that are at other places
 FIT = 4.0  # roundings that values may be off a factor and an offset
 FEWEST = 16  # values from which these are found
@@ -124,6 +125,8 @@ def say_moved_rows(first: str, second: str, rows: Sequence[int], others: Sequenc
     >>> say_moved_rows("a", "b", [1, 2, 3, 4], [4, 1, 2, 3])
     '4 of 4 rows of b are rows of a that are not paired with them (of those compared, 0 is 3); put both in one order'
     """
+    if rows == others:
+        return ""
     place = {digest: i for i, digest in enumerate(rows)}
     moved = [j for j, digest in enumerate(others) if digest in place and digest != rows[j]]
     if len(place) < DISTINCT * len(rows) or len({others[j] for j in moved}) <= MOVED * len(others):
@@ -261,7 +264,7 @@ class SameLayers:
         self.digests = {label: [] for label in first if label in stored}
         for block in stream:
             for label, digests in self.digests.items():
-                digests += hash_rows(block.rows[first[label]])
+                digests += hash_rows(block.rows[first[label]][: DIGESTED - len(digests)])
             for pair in self.pairs.values():
                 pair.add(block.rows)
             self.passed += len(block.rows[0])
