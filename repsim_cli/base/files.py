@@ -9,12 +9,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from repsim_cli.base.errors import BadInput, RepsimError, convert_panic
 
+if TYPE_CHECKING:
+    import numpy as np
+
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
+MAGIC_OF_NPY = b"\x93NUMPY"
 NO_SCRATCH = "No usable temporary directory found in"  # how `tempfile` says it
 ADVICE = {
     errno.EACCES: PERMISSION,
@@ -95,6 +99,21 @@ def check_readable(file: Path) -> Path:
         raise BadInput(f"{file}: no regular file, got a pipe or a device; copy its content into a file")
     with file.open("rb"):
         return file
+
+
+def open_npy(file: Path, mode: Literal["r"] | None = "r") -> "np.ndarray":
+    """Reads an .npy file of numbers or text, mapped with the mode "r"; nothing is unpickled. Raises ValueError or
+    EOFError for any other file, without numpy's advice to unpickle it."""
+    import numpy as np
+
+    with file.open("rb") as stream:
+        if stream.read(len(MAGIC_OF_NPY)) != MAGIC_OF_NPY:
+            raise ValueError("it does not begin as numpy.save begins a file")
+    try:
+        with np.errstate(over="ignore"):  # a header may claim more than there are numbers for
+            return np.load(file, mmap_mode=mode, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError("Python objects" if "object" in str(error).lower() else str(error)) from None
 
 
 def _raise(error: OSError) -> None:

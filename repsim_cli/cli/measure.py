@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli.base.errors import BadInput, RepsimError
-from repsim_cli.base.files import expand_path
+from repsim_cli.base.files import expand_path, open_npy
 from repsim_cli.cli.terminal import Bar, check_torch, log, name_where_slow, say
 from repsim_cli.config.words import parse_settings
 
@@ -123,21 +123,16 @@ def _write_value_line(record: dict[str, Any]) -> str:
 
 
 def _load_array(name: str) -> Any:
-    import numpy as np
-
     file = expand_path(name)
     if not file.exists():
         raise BadInput(f"{name}: no such file; check the path")
     if not file.is_file():  # opening a pipe blocks
         raise BadInput(f"{name}: no regular file, got another; save it with numpy.save")
     try:
-        with np.errstate(over="ignore"):  # a header may claim more than the file has, or than there are numbers for
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = open_npy(file)
     except (ValueError, EOFError, OverflowError, MemoryError) as error:
-        reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise BadInput(
-            f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"
-        )
+    if array.dtype.kind not in "fiu":
+        raise BadInput(f"{name}: not an array of numbers, got {array.dtype}; use .npy of floats")
     return array

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data
 from repsim_cli.data.files import decode_cell, find_file, lines_of, parquet, parse_json_line, read_parquet_rows
 from repsim_cli.data.network import check_hub
@@ -18,6 +19,7 @@ from repsim_cli.data.packing import Spans, Text
 from repsim_cli.data.records import read_file_records
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
+TABLES = (".csv", ".tsv")
 SPLITS: dict[str, Callable[[int], bool]] = {
     "train": lambda index: index % 10 != 9,
     "train_even": lambda index: index % 10 != 9 and index % 2 == 0,
@@ -44,6 +46,8 @@ def local_text(
         `line`.
     Example: repsim run data=local_text data.path=FILE
     """
+    if path.endswith(TABLES) and expand_path(path).is_file():
+        raise BadInput(f"path: a table, got '{path}'; say data=table data.path={path} data.text=COLUMN")
     file = find_file(path, SUFFIXES)
 
     def documents() -> Generator[str, None, None]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, RunFailed
-from repsim_cli.base.files import refuse
+from repsim_cli.base.files import open_npy, refuse
 from repsim_cli.data.files import read_npz_arrays, read_saved
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
@@ -62,7 +62,7 @@ IDS, DOCUMENTS = ("ids", "id"), ("documents", "document")
 
 def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
     """Opens a .npy file: a single layer, called `rows`, since it has no name in the file."""
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    array = open_npy(file)
     return {"rows": (array.shape, array.dtype.name)}, lambda _, rows: convert_to_float32(np.array(array[rows])), {}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from repsim_cli.base.documents import Unreadable, find_misfit, read_json, read_yaml
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import find_inside
+from repsim_cli.base.files import find_inside, open_npy
 from repsim_cli.runs.content import BEHIND, TEXTS, WITHOUT_VALUE, Matrix, Measured, Results, Verdict, omit_nan
 from repsim_cli.runs.schema import SCHEMA, from_json, to_json
 
@@ -290,6 +290,6 @@ def _load(folder: Path, relative: str, mode: Literal["r"] | None) -> np.ndarray:
     if file.exists() and not file.is_file():  # reading a pipe would never return
         raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
     try:
-        return np.load(file, mmap_mode=mode, allow_pickle=False)
+        return open_npy(file, mode)
     except (FileNotFoundError, ValueError, EOFError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

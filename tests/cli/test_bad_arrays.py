@@ -56,13 +56,18 @@ def packed(dtype, size, shape=(40, 4)):
     return make
 
 
+def npy(header):
+    """The bytes of an .npy file with this header and no more than 240 bytes of data."""
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(240)
+
+
 def member(header, name="a.npy"):
-    """An .npz file of one member, with this header and no more than 240 bytes of data."""
+    """An .npz file of one member, an array with this header."""
 
     def make(file):
-        text = header.encode() + b"\n"
         with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(name, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(240))
+            archive.writestr(name, npy(header))
 
     return make
 
@@ -81,6 +86,11 @@ def flagged(place, value):
 
 def header(shape, descr="'<f8'"):
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+
+
+def named_npy(file):
+    np.savez(file.with_suffix(".npz"), a=X)
+    file.with_suffix(".npz").rename(file)
 
 
 X = np.random.default_rng(0).normal(size=(50, 3))
@@ -104,6 +114,11 @@ ARRAYS = {
     "integers.safetensors": lambda file: safetensors.torch.save_file({"a": torch.zeros(50, 3, dtype=torch.int8)}, file),
     "text.hdf5": lambda file: file.write_text("words"),
     "grouped.hdf5": grouped,
+    "text.npy": lambda file: file.write_text("words"),
+    "empty.npy": lambda file: file.write_bytes(b""),
+    "objects.npy": lambda file: np.save(file, np.array([{}, 1]), allow_pickle=True),
+    "archive.npy": named_npy,
+    "huge.npy": lambda file: file.write_bytes(npy(header((10**12, 3)))),
     "flat.npy": lambda file: np.save(file, X[0]),
     "text-member.npz": member("", name="a.txt"),
     "no-header.npz": member("abcde"),
@@ -150,6 +165,16 @@ def test_stored_arrays(repsim, tmp_path, name):
     ARRAYS[name](file)
     entry = f"+model.stored={{kind: precomputed, path: {file}}}"
     check(*repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40"), tmp_path / "outputs")
+
+
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name.endswith(".npy")])
+def test_stored_arrays_of_the_other_commands(repsim, tmp_path, name):
+    """`measure` and `map` read the same files."""
+    file, good = tmp_path / name, tmp_path / "good.npy"
+    ARRAYS[name](file)
+    np.save(good, X)
+    check(*repsim("measure", "cka", str(file), str(good)), tmp_path / "outputs")
+    check(*repsim("map", "fit", str(file), str(good)), tmp_path / "outputs")
 
 
 WIDE = np.random.default_rng(0).normal(size=(50, 4096))

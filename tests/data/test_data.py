@@ -166,7 +166,9 @@ def test_pile_without_network():
         ("a.jsonl", b'{"text": 3}\n', "line 1: column 'text' is not text, got 3; set data.column"),
         ("a.jsonl.zst", b"not zstd", "not a complete .zst file"),
         ("a.parquet", b"PAR1", "not a parquet file"),
-        ("a.csv", b"text\nx\n", r"path: unknown kind of file, got '.*a.csv'; use .txt, .jsonl"),
+        ("a.csv", b"text\nx\n", r"path: a table, got '.*a.csv'; say data=table data.path=.*a.csv data.text=COLUMN"),
+        ("a.tsv", b"text\nx\n", r"path: a table, got '.*a.tsv'; say data=table"),
+        ("a.xml", b"text\nx\n", r"path: unknown kind of file, got '.*a.xml'; use .txt, .jsonl"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):

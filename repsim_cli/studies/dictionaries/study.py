@@ -14,6 +14,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.remedies import ALL_REMEDIES
+from repsim_cli.base.schemas import attempt, give_up
 from repsim_cli.base.settings import Medium, Share, Tries
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
@@ -146,32 +147,32 @@ class Features(StudyOfRows):
 
     def _read(self, given: Mapping[str, GivenDictionary]) -> dict[tuple[str, str], dict[str, Dictionary]]:
         """The dictionaries from folders, by model and layer, and by name."""
-        known = {(layer.model, layer.name): layer for layer in self.layers}
+        problems: list[str] = []
         read: dict[tuple[str, str], dict[str, Dictionary]] = {}
         for name, about in given.items():
-            where, models = f"options.dictionaries.{name}", self.extraction.models
-            if about.model not in models:
-                hint = did_you_mean(about.model, models)
-                raise BadInput(f"{where}.model: no such model, got '{about.model}'; {hint}")
-            layers = [layer for model, layer in known if model == about.model]
-            if about.layer not in layers:
-                raise BadInput(
-                    f"{where}.layer: no such layer, got '{about.layer}'; {did_you_mean(about.layer, layers)}"
-                )
-            if self.extract.features_changed or self.extract.normalise == "rows":
-                raise BadInput(
-                    f"{where}: it reads activations as models give them, got {self.extract.remedies}; set "
-                    "extract.normalise=none and extract.drop_features=1"
-                )
-            try:
-                dictionary = load(about.path)
-            except BadInput as error:
-                raise BadInput(f"{where}.{error}") from None
-            layer = known[about.model, about.layer]
-            if not about.layer.startswith(GUESSED):
-                _check_width(name, dictionary, layer, layer.width)
-            read.setdefault((about.model, about.layer), {})[name] = dictionary
+            where = f"options.dictionaries.{name}"
+            layer = attempt(problems, where, lambda about=about: self._find_layer(about))
+            dictionary = attempt(problems, f"{where}.", lambda path=about.path: load(path))
+            if layer is not None and dictionary is not None:
+                if not about.layer.startswith(GUESSED):
+                    _check_width(name, dictionary, layer, layer.width)
+                read.setdefault((about.model, about.layer), {})[name] = dictionary
+        give_up(problems)
         return read
+
+    def _find_layer(self, about: GivenDictionary) -> Layer:
+        """Finds the layer that a dictionary reads. Raises BadInput where the run has none, or changes its rows."""
+        layers = {layer.name: layer for layer in self.layers if layer.model == about.model}
+        if about.model not in (models := self.extraction.models):
+            raise BadInput(f".model: no such model, got '{about.model}'; {did_you_mean(about.model, models)}")
+        if about.layer not in layers:
+            raise BadInput(f".layer: no such layer, got '{about.layer}'; {did_you_mean(about.layer, layers)}")
+        if self.extract.features_changed or self.extract.normalise == "rows":
+            raise BadInput(
+                f": it reads activations as models give them, got {self.extract.remedies}; set "
+                "extract.normalise=none and extract.drop_features=1"
+            )
+        return layers[about.layer]
 
     def _check_rows(self, rows: int) -> None:
         if rows < LEAST:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import did_you_mean, studies
+from repsim_cli.base.schemas import attempt, give_up
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import hash_arrays
@@ -92,14 +93,12 @@ class CrosscoderStudy(StudyOfRows):
         models, extract = given["model"], given["extract"]
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: rows of one sample are said, got {extract.estimate}; use full")
-        self.extraction = make_extraction(given)
+        problems: list[str] = []
+        self.extraction = attempt(problems, "", lambda: make_extraction(given))
+        self.given = None if path is None else attempt(problems, "options.", lambda: load(path))
+        give_up(problems)
         self.readings, self.hardware, self.seed = self.extraction.readings, given["hardware"], given["seed"]
-        self.recipe, self.given = recipe, None
-        if path is not None:
-            try:
-                self.given = load(path)
-            except BadInput as error:
-                raise BadInput(f"options.{error}") from None
+        self.recipe = recipe
         self.places = self._places(sides)
         if len(self.places) < 2:
             raise BadInput(f"model: a crosscoder has two sides or more, got {len(self.places)}; name more layers")

@@ -17,6 +17,7 @@ from repsim_cli.activations.readings import choose_loading, find_point_width
 from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
+from repsim_cli.base.schemas import attempt, give_up
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
@@ -102,17 +103,17 @@ class DictionaryTransfer(Study):
         if not given:
             reading = next(each for each in self.extraction.readings if each.label == self.base)
             return {}, {str(point): point for point in reading.points}
+        problems: list[str] = []
         read, points = {}, {}
         for name, about in given.items():
             where = f"options.dictionaries.{name}"
-            try:
-                found = expand([about.layer], "all", self.live[self.base])
-                read[name] = load(about.path)
-            except BadInput as error:
-                raise BadInput(f"{where}: {error}") from None
-            if len(found) != 1:
-                raise BadInput(f"{where}.layer: one layer is needed, got '{about.layer}'; name it, e.g. resid_post@3")
-            points[name] = found[0]
+            find = partial(expand, [about.layer], "all", self.live[self.base])
+            found = attempt(problems, f"{where}: ", find)
+            read[name] = attempt(problems, f"{where}.", lambda path=about.path: load(path))
+            if found is not None and len(found) != 1:
+                problems.append(f"{where}.layer: one layer is needed, got '{about.layer}'; name it, e.g. resid_post@3")
+            points |= {name: found[0]} if found else {}
+        give_up(problems)
         return read, points
 
     def _check(self, name: str, point: HookPoint, label: str) -> None:

@@ -15,7 +15,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import check_readable, expand_path, refuse
+from repsim_cli.base.files import check_readable, expand_path, open_npy, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.results import write
 from repsim_cli.studies.vectors.scores import MAIN
@@ -131,6 +131,12 @@ def _choose_array(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array
     return fitting[0] if array is None else array
 
 
+def _check_some(source: Path, rows: int) -> None:
+    """Raises BadInput where there is no row, as in a file that was never filled."""
+    if not rows:
+        raise BadInput(f"rows: no row to map, got a file without rows in '{source}'; write it again")
+
+
 @contextmanager
 def _rename_when_whole(target: Path) -> Iterator[Path]:
     """A file that takes the name once it is whole."""
@@ -145,8 +151,9 @@ def _rename_when_whole(target: Path) -> Iterator[Path]:
 def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
     """Maps blocks of rows: a store may be larger than memory."""
     with refuse(f"{source}: not a complete .npy file of numbers", source.name, "write it again"):
-        rows = np.load(source, mmap_mode="r", allow_pickle=False)
+        rows = open_npy(source)
     given.check(rows)
+    _check_some(source, len(rows))
     with _rename_when_whole(target) as partial:
         out = np.lib.format.open_memmap(partial, "w+", np.dtype(np.float32), (len(rows), len(given.bias)))
         for start in range(0, len(rows), BLOCK):
@@ -161,6 +168,7 @@ def _safetensors(given: VectorMap, source: Path, target: Path, array: str | None
         with safetensors.safe_open(source, framework="numpy") as archive:
             about = archive.metadata()
     name = _choose_array(given, {name: tensor.shape for name, tensor in tensors.items()}, array, source)
+    _check_some(source, len(tensors[name]))
     tensors[name] = given(tensors[name])
     write(target, safetensors.numpy.save(tensors, about))
     return name, len(tensors[name])
@@ -173,11 +181,12 @@ def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) ->
 
     with refuse(f"{source}: not a parquet file", source.name, "check the file"):
         table = pq.ParquetFile(source)
-    first = next(table.iter_batches(batch_size=1), None)
+    _check_some(source, table.metadata.num_rows)
+    first = next(table.iter_batches(batch_size=1))
     shapes = {
-        field.name: (table.metadata.num_rows, len(first.column(field.name)[0]) if first else 0)
+        field.name: (table.metadata.num_rows, len(first.column(field.name)[0]))
         for field in table.schema_arrow
-        if _is_list(field.type) and (not first or first.column(field.name)[0].is_valid)
+        if _is_list(field.type) and first.column(field.name)[0].is_valid
     }
     name = _choose_array(given, shapes, array, source)
     place = table.schema_arrow.get_field_index(name)

@@ -210,6 +210,10 @@ def test_what_is_refused(repsim, tmp_path):
     code, _, err = repsim(*words)
     assert code == 2
     assert f"options.path: a crosscoder of {D} features, got 64 at resid_post@4 of 'tiny_a_step400'" in err
+    code, _, err = repsim(*words[:-1], "options.path=nowhere", "extract.layers=[9]")
+    assert code == 2
+    assert "error: options.path: no such folder or file, got 'nowhere'; check the path" in err
+    assert "error: extract.layers, model.tiny_a_step400: layer out of range, got 9" in err
     code, _, err = repsim(*words, "extract.layers=[1,2]")
     assert code == 2
     assert "options.sides: one layer is read of each model where sides are not named, got 4 layers of 2 models" in err

@@ -1,6 +1,7 @@
 """Dictionaries of a base in other models: exact ones, copies, hand-made passes, whole runs, and what is refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_errors_are_those_of_leaving_out_documents():
         (("base=tiny_a", "extract.sequences=7"), "extract.sequences: errors are over texts, got 7; read 8 or more"),
         (("base=tiny_a", "options.recipe.k=600"), "k: more active latents than there are, got 600 of 512; lower k"),
         (("base=tiny_a", "+options.dictionaries.x={path: /none, layer: resid_post@1}"),
-         "options.dictionaries.x: path: no dictionary in the folder, got '/none'; name one with sae_weights"),
+         "options.dictionaries.x.path: no dictionary in the folder, got '/none'; name one with sae_weights"),
         (("base=tiny_a", "+options.dictionaries.x={path: /none, layer: resid_post@9}"),
          "options.dictionaries.x: resid_post@9: layer out of range, got 9; the model has layers 0 to 5"),
         (("base=tiny_a", "+options.dictionaries.x={path: FOLDER, layer: mlp_post@1}"),
@@ -110,6 +111,13 @@ def test_bad_input_is_one_line(repsim, tmp_path, words, message):
     code, _, err = repsim("run", "study=dictionary_transfer", "measure=[]", "model=[tiny_a,tiny_b]", *words)
     assert code == 2
     assert message in err
+
+
+def test_problems_of_several_dictionaries_are_said_together(repsim):
+    given = "+options.dictionaries={x: {path: /none, layer: resid_post@9}, y: {path: /no, layer: resid_post@1}}"
+    code, _, err = repsim("run", "study=dictionary_transfer", "measure=[]", "model=[tiny_a]", "base=tiny_a", given)
+    assert code == 2
+    assert re.findall(r"^error: options.dictionaries.([^ ]*)", err, re.M) == ["x:", "x.path:", "y.path:"]
 
 
 def test_what_says_nothing_is_no_number():

@@ -97,6 +97,11 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
     safetensors.numpy.save_file({"rows": np.load("old.npy"), "number": np.arange(3)}, "rows.safetensors")
     safetensors.numpy.save_file({"weight": fitted.weight * np.inf, "bias": fitted.bias}, "infinite.safetensors", about)
     np.save("wide.npy", np.ones((3, 5), np.float32))
+    np.save("none.npy", np.ones((0, D), np.float32))
+    np.save("objects.npy", np.array([{}, 1]), allow_pickle=True)
+    safetensors.numpy.save_file({"rows": np.ones((0, D), np.float32)}, "none-of-it.safetensors")
+    table = pq.read_table("store.parquet")
+    pq.write_table(table[:0], "none.parquet")
     np.save("nan.npy", np.full((3, D), np.nan, np.float32))
     code, _, err = repsim("map", "apply", "map.safetensors", "rows.safetensors", "mapped.safetensors")
     assert code == 0, err
@@ -116,6 +121,14 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
             "infinite.safetensors: not a map of repsim map fit, got a",
         ),
         (("apply", "map.safetensors", "wide.npy", "o.npy"), "rows: numbers (n, 16) are mapped, got float32 (3, 5)"),
+        *(
+            (
+                ("apply", "map.safetensors", name, f"o{Path(name).suffix}"),
+                f"rows: no row to map, got a file without rows in '{name}'",
+            )
+            for name in ("none.npy", "none-of-it.safetensors", "none.parquet")
+        ),
+        (("apply", "map.safetensors", "objects.npy", "o.npy"), "numbers, got 'objects.npy' (Python objects); write it"),
         (("apply", "map.safetensors", "nan.npy", "o.npy"), "rows: numbers must be finite, got others in row 0"),
         (("apply", "map.safetensors", "old.npy", "o.parquet"), "out: a .npy file in a folder that exists is written"),
         (("apply", "map.safetensors", "texts.csv", "o.csv"), "rows: unknown kind of file, got 'texts.csv'"),
