@@ -134,12 +134,12 @@ def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str, digits
     yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
 
 
-def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, least: float = 0.0) -> Iterator[str]:
+def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, least: float | None) -> Iterator[str]:
     """Says which layer of the second model is the closest to each of the first, and whether it is told apart from the
     next.
     Layers in a row that have the same closest one stand together. Where half or more have the same layer of the other
     model, the others alone are named. word: what a layer is called. digits: how values are written. least:
-    the least lead that tells a layer apart from the next.
+    the least lead that tells a layer apart from the next; None where the error of values is not known.
     """
     found = answering.find_closest_layers(sides)
     own = [each for each in found if each.layer == each.closest]
@@ -184,15 +184,17 @@ def name_layer_span(names: Sequence[str]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _say_untold(group: Sequence[ClosestLayer], least: float) -> str:
-    """Says of how many layers the closest one is not told apart from the next."""
+def _say_untold(group: Sequence[ClosestLayer], least: float | None) -> str:
+    """Says of how many layers the closest one is not told apart from the next, or that this is not known."""
+    if least is None:
+        return " (error not known)" if group else ""
     count = len(answering.list_untold_layers(group, least))
     if not count:
         return ""
     return f",{'' if count == len(group) else f' {count} of them'} not told apart from the next"
 
 
-def _say_layer_values(group: Sequence[ClosestLayer], digits: str, least: float) -> str:
+def _say_layer_values(group: Sequence[ClosestLayer], digits: str, least: float | None) -> str:
     """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
     values = [each.value for each in group]
     margins = [each.margin for each in group if each.margin is not None]

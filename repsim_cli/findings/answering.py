@@ -17,6 +17,7 @@ SCATTER = 4.0  # standard deviations, at least, by which values of several layer
 FINER = 3  # decimals more than a map needs, at most, to show that two values differ
 MORE, LESS = "more alike with depth", "less alike with depth"
 EVERYWHERE = "about as alike at every depth"
+WITHIN_ERROR = "as alike at every depth within error"
 NAMED = 5  # layers of a path that a title names
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
 Read = Callable[[str], np.ndarray]  # gives the array of a path
@@ -98,11 +99,12 @@ def say_closest(
     rows: Sequence[str],
     columns: Sequence[str],
     closest: Sequence[int | None],
-    untold: Collection[str] = (),
+    untold: Collection[str] | None = (),
 ) -> str:
     """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
 
     untold: layers of the first whose closest one is not told apart from the next; they are counted, and not named.
+        None: the error of values is not known, which is said.
 
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
@@ -110,6 +112,8 @@ def say_closest(
     'each layer of a is closest to the same layer of b (no value for y)'
     >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, 1, 0], {"y"})
     "a's layers x and z are closest to b's x and x; 1 of 3 not told apart from the next"
+    >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 1], None)
+    'each layer of a is closest to the same layer of b; errors are not known'
     >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 0], {"x", "y"})
     'no layer of a has a closest layer of b that is told apart from the next'
     """
@@ -118,10 +122,11 @@ def say_closest(
     known = [i for i in blocks if closest[i] is not None]
     if not known:
         return f"{models[0]} and {models[1]}: no layers that can be compared"
-    told = [i for i in known if rows[i] not in untold]
+    told = [i for i in known if rows[i] not in (untold or ())]
     if not told:
         return f"no layer of {models[0]} has a closest layer of {models[1]} that is told apart from the next"
     doubt = f"; {len(known) - len(told)} of {len(known)} not told apart from the next" if len(told) < len(known) else ""
+    doubt = "; errors are not known" if untold is None else doubt
     if len(known) > 1 and all(rows[i] == columns[closest[i] or 0] for i in known):
         lacking = [rows[i] for i in blocks if closest[i] is None]
         named = ", ".join(lacking) if len(lacking) <= NAMED else f"{len(lacking)} layers"
@@ -177,37 +182,46 @@ def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
     return [(each.layer, each.value) for each in find_closest_layers(sides)]
 
 
-def find_least_change(values: Sequence[float] | np.ndarray, noise: float | None = None) -> float:
-    """Finds the least difference of values of layers that counts: 2 % of the largest, and beyond their noise, where
-    it is known, by so much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
+def find_least_change(values: Sequence[float] | np.ndarray, noise: float) -> float:
+    """Finds the least difference of values of layers that counts: 2 % of the largest, and beyond their noise, by so
+    much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
 
-    >>> find_least_change([0.5, -1.0]), find_least_change([0.5, 1.0], noise=0.1)
+    >>> find_least_change([0.5, -1.0], noise=0.001), find_least_change([0.5, 1.0], noise=0.1)
     (0.02, 0.4)
     >>> round(find_least_change([1.0] * 33, noise=0.1), 2)
     0.55
     """
-    return max(EQUAL * float(np.nanmax(np.abs(values), initial=0.0)), find_scatter(len(values), noise))
+    return max(_find_least_visible(values), find_scatter(len(values), noise))
 
 
-def find_scatter(count: int, noise: float | None) -> float:
-    """Finds by how much any two of so many values of one mean differ, in 5 of 100 cases at most; 0 where their noise is
-    not known."""
-    return max(SCATTER, math.sqrt(2) * find_width(count)) * (noise or 0.0)
+def _find_least_visible(values: Sequence[float] | np.ndarray) -> float:
+    return EQUAL * float(np.nanmax(np.abs(values), initial=0.0))
 
 
-def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | None = None) -> str:
-    """Says how closeness changes with depth; empty where it neither rises, falls nor stays. noise: the standard
-    deviation of a value, None where it is not known.
+def find_scatter(count: int, noise: float) -> float:
+    """Finds by how much any two of so many values of one mean differ, in 5 of 100 cases at most."""
+    return max(SCATTER, math.sqrt(2) * find_width(count)) * noise
 
-    >>> [describe_depth_trend(values, True) for values in ([0.5, 0.6, 0.7], [0.5, 0.51, 0.5], [3.0, 2.0, 2.5, 3.1])]
+
+def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | None) -> str:
+    """Says how closeness changes with depth; empty where it neither rises, falls nor stays, or where the noise of
+    values is not known and they do not stay. noise: the standard deviation of a value, None where it is not known.
+
+    >>> [describe_depth_trend(values, True, 0.001) for values in ([0.5, 0.6, 0.7], [0.5, 0.51, 0.5], [3, 2, 2.5, 3.1])]
     ['more alike with depth', 'about as alike at every depth', '']
+    >>> describe_depth_trend([0.5, 0.6, 0.7], True, 0.1), describe_depth_trend([0.5, 0.6, 0.7], True, None)
+    ('as alike at every depth within error', '')
     """
     if len(values) < 2:
         return ""
-    least = find_least_change(values, noise)
     near = np.array(values) if larger else -np.array(values)
-    if np.ptp(near) <= least:
+    if np.ptp(near) <= _find_least_visible(values):
         return EVERYWHERE
+    if noise is None:
+        return ""
+    least = find_least_change(values, noise)
+    if np.ptp(near) <= least:
+        return WITHIN_ERROR
     near = np.round(near / least, 1)  # layers that are alike have one rank, as a single odd one among them is no trend
     ranks = (near[:, None] > near).sum(1) + ((near[:, None] == near).sum(1) - 1) / 2
     rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0

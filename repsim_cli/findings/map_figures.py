@@ -238,11 +238,11 @@ def _say_seen(
     closest: Sequence[int | None],
 ) -> str:
     """Says which layers of two models answer to each other, or that chance would give as much."""
-    found, untold = find_both_directions(measured, run.array, *models), set()
+    found, untold = find_both_directions(measured, run.array, *models), None
     if found and (by_chance := judge_chance(measured, found[0])):
         return f"{models[0]} and {models[1]} {by_chance}"
-    if found:
-        untold = list_untold_layers(find_closest_layers(found[0]), find_least_lead(measured, found[0]))
+    if found and (least := find_least_lead(measured, found[0])) is not None:
+        untold = list_untold_layers(find_closest_layers(found[0]), least)
     return say_closest(models, rows, columns, closest, untold)
 
 

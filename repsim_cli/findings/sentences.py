@@ -1,5 +1,6 @@
 """What two models come to in sentences, never without chance: for the terminal and the page."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +20,8 @@ BLIND = "cannot be told from unrelated models on these rows"
 MOST_ALIKE = "are most alike"
 ALONE = "can be compared at one layer"
 ACROSS = "often have their closest layer at another depth"
+BEYOND = "are alike beyond chance"  # where no error says at which layers they are more so
+UNJUDGED = "have values of unknown error"  # nor any chance
 BLOCK = re.compile(r"block (\d+)")
 NAMED = 4  # layers that a sentence names at most
 # of t, since the spread of chance is that of few pairings; chance is skewed, so that up to 0.03 of unrelated models
@@ -45,10 +48,11 @@ def say_how_alike(
             yield f"{first} and {second} {said}: {numbers}"
             continue
         near = [value if measured.larger_is_closer else -value for _, value in layers]
-        least = answering.find_scatter(len(layers), find_noise(measured, found[0]))
+        noise = find_noise(measured, found[0])
+        least = math.inf if noise is None else answering.find_scatter(len(layers), noise)
         against = _contradicts_first(told, said, near, least)
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}that they {said}"
-        yield numbers if said.startswith(ALONE) else f"{measured.card['label']} {how}: {numbers}"
+        yield numbers if said.startswith((ALONE, UNJUDGED)) else f"{measured.card['label']} {how}: {numbers}"
     if told not in ("", NOTHING, BLIND) and kept:
         yield from say_driving(kept, first, second)
 
@@ -68,7 +72,7 @@ def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str
 def _contradicts_first(told: str, said: str, near: Sequence[float], least: float) -> bool:
     """Tells whether a measure contradicts the first one. near: how close layers are by it, in order. least: the least
     lead of the other end that tells it apart from the one that the first measure has as closer."""
-    if BLIND in (said, told):
+    if {said, told} & {BLIND, UNJUDGED}:
         return False
     if (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}:
         return True
@@ -87,12 +91,17 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
     what = ("" if sides.same_layers else "best matches, ") + measured.card["label"]
     of = "" if sides.same_layers else f" of {sides.first}"
     trend = answering.describe_depth_trend(values, measured.larger_is_closer, noise)
+    if noise is None and len(layers) > 1 and len({written for _, written in by_layer}) == 1:
+        trend = EVERYWHERE  # what differs is beyond the decimals
     near = sorted(zip(values, by_layer, strict=True), reverse=measured.larger_is_closer)
     if trend:
-        said, numbers = f"are {trend}", _say_ends(by_layer, values, answering.find_least_change(values, noise))
+        said, numbers = f"are {trend}", _say_ends(by_layer, values, answering.find_least_change(values, noise or 0.0))
+    elif noise is None and len(layers) > 1:
+        said = BEYOND if is_chance(measured, sides) is False else UNJUDGED
+        numbers = _say_ends(by_layer, values, 0.0) + ", error not known" * (said == BEYOND)
     else:
         said, numbers = _say_most_alike(by_layer, near[0][1][1], near[-1][1][1])
-        if said.startswith(MOST_ALIKE):
+        if said.startswith(MOST_ALIKE) and noise is not None:
             numbers += _say_as_alike(near, near[0][1][1], answering.find_scatter(len(values), noise))
     moved = [(way, each) for way in ways for each in find_displaced_layers(way, noise)]
     if by_chance := judge_chance(measured, sides):
@@ -179,8 +188,8 @@ def _say_lacking(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
 
 def find_displaced_layers(sides: Sides, noise: float | None) -> list[ClosestLayer]:
     """Finds the layers that are closer to another layer than to their own like, by more than the least change that
-    counts; none where the models have other layers. noise: the standard deviation of a value, None where not known."""
-    if not sides.same_layers:
+    counts; none where the models have other layers. noise: the standard deviation of a value; of unknown noise none."""
+    if not sides.same_layers or noise is None:
         return []
     least = answering.find_least_change(sides.values, noise)
     own = dict(zip(sides.rows, sides.closeness.diagonal().tolist(), strict=True))
@@ -253,16 +262,19 @@ def pick_chance_end(chance: Chance, sides: Sides) -> float:
 
 def find_noise(measured: Measured, sides: Sides) -> float | None:
     """Finds the standard deviation of a value: the median error of the cells, else the larger of that by the documents
-    that were drawn, where layers are compared, and that of a random pairing; None where none is known."""
+    that were drawn, where layers are compared, and that of a random pairing; None where the former is not known, as
+    unrelated layers may scatter by a twentieth of what alike ones do."""
     if sides.se is not None and np.isfinite(sides.se).any():
         return float(np.nanmedian(sides.se))
     chance = measured.chance or {}
-    return max((known for key in ("scatter", "spread") if (known := chance.get(key))), default=None)
+    return max(chance["scatter"], chance.get("spread") or 0.0) if chance.get("scatter") is not None else None
 
 
-def find_least_lead(measured: Measured, sides: Sides) -> float:
-    """Finds by how much a layer must be ahead of the next closest one to be told apart from it."""
-    return answering.find_scatter(max(sides.values.shape), find_noise(measured, sides))
+def find_least_lead(measured: Measured, sides: Sides) -> float | None:
+    """Finds by how much a layer must be ahead of the next closest one to be told apart from it; None: no error is
+    known."""
+    noise = find_noise(measured, sides)
+    return None if noise is None else answering.find_scatter(max(sides.values.shape), noise)
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
@@ -313,14 +325,14 @@ def judge_chance(measured: Measured, sides: Sides) -> str:
     return BLIND if ahead >= SEEN * abs(best - level) else NOTHING
 
 
-def is_chance(measured: Measured, sides: Sides) -> bool:
+def is_chance(measured: Measured, sides: Sides) -> bool | None:
     """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be: by a
-    test, where there was one that holds, else by the spread of a few pairings."""
+    test, where there was one that holds, else by the spread of a few pairings; None where neither is known."""
     null = measured.null or {}
     if "alpha" in null and "not_valid" not in null and sides.p is not None and np.isfinite(sides.p).any():
         return bool(np.nanmin(sides.p) > null["alpha"])
     limit = find_margin_over_chance(measured, sides.values.size)
     if sides.chance is None or limit is None:
-        return False
+        return None
     ahead = (sides.values - sides.chance) * (1 if sides.larger else -1)
-    return bool(np.isfinite(ahead).any() and np.nanmax(ahead) <= limit)
+    return bool(np.nanmax(ahead) <= limit) if np.isfinite(ahead).any() else None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,7 +129,6 @@ def test_a_plan_says_what_takes_the_memory_that_is_not_there():
 
 
 def test_a_lead_within_the_noise_is_not_told_apart():
-    """Equal values alone are not told apart where no error is known."""
     values = np.array([[0.9, 0.89, 0.1], [0.1, 0.5, 0.9]])
     card = {"bounds": (0.0, 1.0), "symmetric": True, "larger_is_closer": True}
 
@@ -137,8 +137,13 @@ def test_a_lead_within_the_noise_is_not_told_apart():
         return list(say_closest_layers(sides, str, ".2f", least))[2:]
 
     assert say(0.0) == ["      resid_post@0  x  0.90, 0.01 ahead", "      resid_post@1  z  0.90, 0.4 ahead"]
-    measured = Measured(name="m", label="m", settings={}, estimate={}, card=card, matrices=[], chance={"spread": 0.005})
+    measured = Measured(
+        name="m", label="m", settings={}, estimate={}, card=card, matrices=[], chance={"scatter": 0.005}
+    )
     least = find_least_lead(measured, Sides("a", "b", "xy", "pqr", values, None, True))
     assert least == pytest.approx(0.02, rel=0.2)
     assert say(least)[0].endswith("0.90, 0.01 ahead, not told apart from the next")
     assert say(least)[1].endswith("0.90, 0.4 ahead")
+    unknown = replace(measured, chance={"spread": 0.005})
+    assert find_least_lead(unknown, Sides("a", "b", "xy", "pqr", values, None, True)) is None
+    assert say(None)[1].endswith("0.90, 0.4 ahead (error not known)")

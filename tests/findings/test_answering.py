@@ -68,14 +68,14 @@ def test_along_is_the_same_layer_or_the_closest():
 
 
 def test_trends_of_distances_and_of_alike_layers():
-    assert answering.describe_depth_trend([10.0, 20.0, 30.0], False) == "less alike with depth"
-    assert answering.describe_depth_trend([10.0, 10.1, 10.0], False) == "about as alike at every depth"
-    assert answering.describe_depth_trend([0.2, 0.9, 0.2, 0.9], True) == ""
-    assert answering.describe_depth_trend([0.2], True) == ""
+    assert answering.describe_depth_trend([10.0, 20.0, 30.0], False, 0.1) == "less alike with depth"
+    assert answering.describe_depth_trend([10.0, 10.1, 10.0], False, 0.001) == "about as alike at every depth"
+    assert answering.describe_depth_trend([0.2, 0.9, 0.2, 0.9], True, 0.001) == ""
+    assert answering.describe_depth_trend([0.2], True, 0.001) == ""
     for odd in range(6):  # a single layer that fails makes no trend, wherever it stands
         values = np.ones(6) - 1e-6 * np.arange(6)
         values[odd] = 0
-        assert answering.describe_depth_trend(values.tolist(), True) == ""
+        assert answering.describe_depth_trend(values.tolist(), True, 1e-9) == ""
 
 
 def test_best_matches_of_noise_are_not_named():

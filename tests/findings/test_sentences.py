@@ -5,7 +5,7 @@ import pytest
 import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import BLIND, NOTHING, choose_digits, say_how_alike
+from repsim_cli.findings.sentences import BEYOND, BLIND, NOTHING, UNJUDGED, choose_digits, say_how_alike
 from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
@@ -14,7 +14,7 @@ NAN = np.nan
 
 
 def say(
-    *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=None, beside=None, null=None,
+    *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=0.0002, beside=None, null=None,
     back=None, order="ab",
 ):  # fmt: skip
     """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name.
@@ -152,7 +152,7 @@ def test_what_changes_with_depth_is_relative_to_the_values_and_to_their_noise():
     for values in ([0.0827, 0.0861, 0.0903, 0.0961], [0.83, 0.84, 0.85, 0.86]):
         assert say(square(*values, others=0))[0].startswith("a and b are more alike with depth: ")
         noisy = say(square(*values, others=0), spread=(values[-1] - values[0]) / 3)
-        assert noisy[0].startswith("a and b are about as alike at every depth: ")
+        assert noisy[0].startswith("a and b are as alike at every depth within error: ")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,25 @@ def test_rows_that_a_test_cannot_tell_are_said():
 
 @pytest.mark.parametrize(
     ("scatter", "said"),
-    [(None, "more alike with depth"), (0.005, "more alike with depth"), (0.02, "about as alike at every depth")],
+    [
+        (0.005, "are more alike with depth: L 0.60 at x and 0.66 at w;"),
+        (0.02, "are as alike at every depth within error: L 0.60 at x and 0.66 at w;"),
+        (None, f"{BEYOND}: L 0.60 at x and 0.66 at w, error not known;"),
+    ],
 )
 def test_what_differs_by_the_drawn_documents_is_no_trend(scatter, said):
-    assert say(square(0.60, 0.62, 0.63, 0.66), scatter=scatter)[0].startswith(f"a and b are {said}: L 0.60 ")
+    assert say(square(0.60, 0.62, 0.63, 0.66), scatter=scatter)[0].startswith(f"a and b {said}")
+
+
+def test_where_no_error_is_known_numbers_are_said_alone():
+    """Neither where layers are most alike, nor which are closer to others, nor whether measures agree."""
+    unknown = {"scatter": None, "spread": None}
+    turned = square(0.9, 0.5, 0.7)[::-1]
+    assert say(turned, turned, **unknown) == [
+        f"a and b {UNJUDGED}: L 0.30 at x and 0.30 at z, highest 0.50 at y; chance 0.00 in the mean",
+        "L1 0.30 at x and 0.30 at z, highest 0.50 at y; chance 0.00 in the mean",
+    ]
+    known, other = say(turned, square(0.5, 0.9, 0.7), scatter=None)
+    assert known.startswith(f"a and b {BEYOND}: L 0.30 at x and 0.30 at z, highest 0.50 at y, error not known; chance ")
+    assert other.startswith("L1 agrees: L1 0.50 at x and 0.70 at z, highest 0.90 at y, error not known; chance ")
+    assert say(square(0.5, 0.5, 0.5), **unknown)[0].startswith("a and b are about as alike at every depth: L 0.50 at")

@@ -26,7 +26,7 @@ function pairOf({ run, grid, record }, a, b) {
   const matrix = between.find((m) => m.rows.model === a) ?? between[0];
   const beyond = matrix?.beyond ?? null; // how far ahead of chance a cell must be, as findings/sentences.py has it
   const reach = matrix?.reach ?? null; // up to where chance brings the closest cell, as the sentence says it
-  const apart = matrix?.apart ?? 0; // the least lead that tells a layer apart from the next
+  const apart = matrix?.apart ?? null; // the least lead that tells a layer apart from the next; null: no error is known
   const told = (i) => columns.every((_, k) => k === forth[i] || !(sign * (value(i, forth[i]) - value(i, k)) <= apart));
   const same = rows.length === wide && rows.every(({ name }, i) => name === columns[i].name);
   return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, reach, apart, told, known: forth.some((j) => j >= 0) };
@@ -62,11 +62,11 @@ function cards(pair) {
   const all = found.length > 1 && found.every((i) => forth[i] === forth[found[0]]);
   const sure = found.filter(told), unsure = found.length - sure.length;
   const steady = !all && sure.every((i, k) => !k || forth[i] >= forth[sure[k - 1]]);
-  const doubt = unsure ? `; ${unsure} of ${found.length} not told apart from the next` : "";
+  const doubt = apart === null ? "; errors are not known" : unsure ? `; ${unsure} of ${found.length} not told apart from the next` : "";
   const warned = run.manifest.warnings.length;
   return [
     card(inDigits(value(best, forth[best])), `closest: ${worded(rows, best)} of ${pair.a} and ${worded(columns, forth[best])} of ${pair.b}, ${record.card.label}`),
-    pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : `is the best match of every layer${doubt}`)
+    pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? `the best match of a layer lies at${apart === null ? doubt : ""}` : `is the best match of every layer${doubt}`)
       : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}${doubt}`)
       : card(!sure.length ? "not told apart" : steady ? "in order" : "not in order", `${pair.a} to its best match in ${pair.b}: ${stretches(pair, found)}${doubt}`),
     chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${reach})${alone}`)
