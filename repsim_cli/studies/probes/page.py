@@ -19,9 +19,10 @@ def say_probe_errors(whole: Results) -> Iterator[Said]:
         largest = row["error of the largest class"]
         if largest is not None:
             guess, beside, known = "its largest class", "the largest class alone has", largest
-        else:
-            guess = "labels without meaning" if p is None else "its mean"
-            beside, known = "with labels without meaning", row.get("control")
+        elif p is None:
+            guess, beside, known = "labels without meaning", "with labels without meaning", row.get("control")
+        else:  # the error of numbers is 1 - R^2
+            guess, beside, known = "its mean", "the mean alone has 1, labels without meaning", row.get("control")
         against = "" if known is None else f"; {beside} {known:.2g}"
         tested = "" if p is None else f" (p {p:.2g} for the best of {say_count(row['layers'], 'layer')})"
         numbers = f"error {lowest:.2g} ({row['probe']}){against}{tested}"
