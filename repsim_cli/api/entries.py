@@ -20,7 +20,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
 from repsim_cli.config.presets import FILES, find_conf_folder, find_model_entry, read_shipped, read_table_entries
-from repsim_cli.config.words import convert_to_overrides, set_key
+from repsim_cli.config.words import convert_to_overrides, set_key, spread_groups
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.data.text import SUFFIXES as TEXTS
@@ -159,7 +159,9 @@ def make_data_entry(given: Any) -> dict[str, Any]:
     elif items and all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         held = texts_in_memory.label_texts([(str(text), str(label)) for text, label in items])
     else:
-        raise BadInput(f"data: neither texts nor (text, label) pairs, got {type(given).__name__}; give a list of texts")
+        odd = next((type(item).__name__ for item in items if not isinstance(item, str | tuple | list)), "no text")
+        got = f"{type(given).__name__} of {odd}" if isinstance(given, Iterable) else type(given).__name__
+        raise BadInput(f"data: neither texts nor (text, label) pairs, got {got}; give a list of texts")
     key = hashlib.sha256(json.dumps(items).encode()).hexdigest()
     return texts_in_memory.hold(key, held)
 
@@ -185,6 +187,7 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     seed: int = 0,
 ) -> Any:
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
+    settings = spread_groups(settings) if isinstance(settings, Mapping) else settings
     given = dict(settings) if isinstance(settings, Mapping) else _read_given(settings)
     words = _list_overrides(settings)
     keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]

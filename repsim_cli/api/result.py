@@ -15,10 +15,11 @@ from jaxtyping import Float
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
-from repsim_cli.base.plain import slug
+from repsim_cli.base.plain import say_count
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.chance import Chance, choose_chance_level
-from repsim_cli.findings.analyse import draw, find_analysis_card, read_drawing
+from repsim_cli.figures.frame import lay_out
+from repsim_cli.findings.analyse import draw, read_drawing
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import folders, reader, results
@@ -106,6 +107,9 @@ class Result:
         for measured in self.results.measures:
             if label in (None, measured.label):
                 return measured
+        if not self.measures:
+            study = self.manifest["study"]
+            raise BadInput(f"measure: this run has none, got the study {study}; read its sentences and results.tables")
         raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
 
     def _array(self, path: str) -> np.ndarray:
@@ -151,16 +155,14 @@ class Result:
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def plot(self, measure: str | None = None) -> Any:
-        """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
-        label = self._find_measure(measure).label
+        """A matplotlib figure: the map of all layers of all models under a measure, by default the first; of two of
+        them where not all are compared. Raises BadInput where there is no such measure."""
+        from repsim_cli.findings.map_figures import draw_map
+
         run = Finished(
             folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.mark_labels(self.results)
         )
-        make = find_analysis_card("maps").figures
-        assert make is not None
-        jobs = [(slug(name).parts, maker) for name, maker in make(run, False)]
-        # LABEL-all, LABEL-panels or a pair of models; small multiples are named otherwise
-        figure = next(maker for parts, maker in jobs if parts[0] == label and len(parts) in (2, 5))()
+        figure = lay_out(self.folder / "figures", partial(draw_map, run, self._find_measure(measure)))
         # names and titles stand outside the figure; notebooks show by themselves only what pyplot has made
         figure.savefig = partial(type(figure).savefig, figure, bbox_inches="tight")
         figure._repr_png_ = lambda: _draw_png(figure)
@@ -183,8 +185,9 @@ class Result:
         return Result(target)
 
     def __repr__(self) -> str:
-        models = ", ".join(self.manifest["models"])
-        return f"<repsim result of {models} by {', '.join(self.measures)}; {len(self.warnings)} warnings>"
+        whose = ", ".join(self.manifest.get("models", ())) or self.manifest["name"]
+        by = f" by {', '.join(self.measures)}" if self.measures else ""
+        return f"<repsim result of {whose}{by}; {say_count(len(self.warnings), 'warning')}>"
 
     def _repr_html_(self) -> str:
         """The HTML that a notebook shows: the means by pair of models, the warnings, and the first map."""
@@ -202,7 +205,7 @@ class Result:
         if self.measures:
             coded, name = base64.b64encode(_draw_png(self.plot())).decode(), html.escape(self.measures[0])
             picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
-        return f"{said}{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
+        return f"{said}{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}" or html.escape(repr(self))
 
 
 def _draw_png(figure: Any) -> bytes:

@@ -18,7 +18,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import validate
-from repsim_cli.config.words import set_key
+from repsim_cli.config.words import set_key, spread_groups
 from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.vectors.stored import VectorMap, load_map
@@ -66,7 +66,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
         own |= {"options.kinds": found} if (found := read_names("kinds", kinds)) else {}
         own |= {"options.layers": [list(pair) for pair in layers]} if layers else {}
         own |= {"extract.layers": [-1]} if live and not layers else {}
-        by_key = settings if isinstance(settings, Mapping) else {}
+        by_key = spread_groups(settings) if isinstance(settings, Mapping) else {}
         words = [word for key, value in {**own, **by_key}.items() for word in set_key(key, value)]
         words += [] if isinstance(settings, Mapping) else settings
         config = compose_configuration(entries, data, [], "pooled" if live else "auto", "none", words)

@@ -104,10 +104,23 @@ def write_override_value(value: Any) -> str:
         raise BadInput(f"settings: no plain value, got {value!r:.60}; give text, a number or a list") from None
 
 
+def spread_groups(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Spreads mappings of groups: they are merged with what is there.
+
+    >>> spread_groups({"extract": {"rows": 9}, "seed": 1})
+    {'extract.rows': 9, 'seed': 1}
+    """
+    spread: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = key in GROUPS and isinstance(value, Mapping)
+        spread |= {f"{key}.{name}": inner for name, inner in value.items()} if nested else {key: value}
+    return spread
+
+
 def set_key(key: str, value: Any) -> list[str]:
     """The overrides that set a key of a program to a value, whether the configuration has the key or not."""
     word = f"{key}={write_override_value(value)}"
-    if key in ("figures", "groups"):
+    if key in ("figures", "groups", *GROUPS):
         return convert_to_overrides(word)
     return [*([f"++{key}=null"] if isinstance(value, Mapping) else []), f"++{word}"]
 

@@ -1,8 +1,9 @@
 """Texts of a Python program; configurations name them by a key that this process alone can resolve."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import say_count
 from repsim_cli.base.registry import data
 from repsim_cli.data.base import Data
 from repsim_cli.data.labelled import Example, Examples
@@ -33,9 +34,12 @@ def hold(key: str, texts: Data) -> dict[str, str]:
     return {"kind": "memory", "key": key}
 
 
-def _check(given: Iterable[str]) -> None:
-    """Raises BadInput for text with half of a surrogate pair, which no tokenizer takes."""
-    for number, text in enumerate(given):
+def _check(given: Sequence[tuple[str, ...]]) -> None:
+    """Raises BadInput where all texts are empty, and for half of a surrogate pair, which no tokenizer takes. given:
+    texts, each with what belongs to it."""
+    if not any(text.strip() for text, *_ in given):
+        raise BadInput(f"data: no text, got {say_count(len(given), 'text')} of white space or nothing; give texts")
+    for number, text in enumerate(map(" ".join, given)):
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -46,7 +50,7 @@ def _check(given: Iterable[str]) -> None:
 
 def wrap_texts(given: Sequence[str]) -> Text:
     """Makes data of texts in memory, each a document."""
-    _check(given)
+    _check([(text,) for text in given])
 
     def documents() -> Generator[str, None, None]:
         yield from given
@@ -56,7 +60,7 @@ def wrap_texts(given: Sequence[str]) -> Text:
 
 def label_texts(given: Sequence[tuple[str, str]]) -> Examples:
     """Makes data of (text, label) pairs in memory; labels are in the order of their first occurrence."""
-    _check(f"{text} {label}" for text, label in given)
+    _check(given)
     names = tuple(dict.fromkeys(label for _, label in given))
 
     def read() -> Iterator[Example | str]:

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -127,13 +128,9 @@ def save(
     Words in characters that no installed font has are numbered, and labels.txt in the folder says what they are. Raises
     BadInput for a style that is not available.
     """
-    import matplotlib
-
     style.check()
     written = []
-    smaller = COLUMN if style.width == "column" else {}
-    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **smaller, "image.cmap": style.colours}
-    with matplotlib.rc_context(settings):
+    with _use_style(style):
         given: dict[str, tuple[str, ...]] = {}
         jobs = [(make_unique_filename(name, given), make) for name, make in jobs]
         for name, make in progress(jobs, label="figures", unit="figures"):
@@ -150,6 +147,22 @@ def save(
                 write(folder / f"{name}.{suffix}", stream.getvalue())
                 written.append(folder / f"{name}.{suffix}")
     return written
+
+
+@contextmanager
+def _use_style(style: Style) -> Iterator[None]:
+    import matplotlib
+
+    smaller = COLUMN if style.width == "column" else {}
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **smaller, "image.cmap": style.colours}
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def lay_out(folder: Path, make: Callable[[], Any]) -> Any:
+    """Makes a figure that looks as `save` writes it into this folder."""
+    with _use_style(SCREEN):
+        return _fit_figure(make, SCREEN, folder / KEY)
 
 
 def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:

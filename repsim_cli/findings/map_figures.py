@@ -49,11 +49,10 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     each = (whole or count <= MOST_PAIRS) and not run.groups
     for measured in run.results.measures:
         matrices, label = measured.matrices, measured.label
-        models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
-        pairs = {frozenset((matrix.rows.model, matrix.columns.model)) for matrix in matrices}
+        models = _list_models(measured)
         alone = drawn_with_layers and len(models) == 1
-        complete = len(pairs) == len(models) * (len(models) + 1) // 2 and not alone
-        if len(models) > 1 and not drawn_with_layers and all(matrix.rows == matrix.columns for matrix in matrices):
+        complete = _has_all_pairs(measured) and not alone
+        if not drawn_with_layers and _are_apart(measured):
             yield slug(label, "panels"), partial(_draw_model_panels, run, measured)
             continue
         if complete:
@@ -68,6 +67,32 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
             yield name, partial(_draw_pair_map, run, measured, matrix, drawn_with_layers)
 
 
+def draw_map(run: Finished, measured: Measured) -> Any:
+    """Draws all layers under a measure as `draw_figures` does in NAME-all or NAME-panels; where pairs of models are
+    lacking, the first pair."""
+    if _are_apart(measured):
+        return _draw_model_panels(run, measured)
+    if _has_all_pairs(measured):
+        return _draw_joint_matrix(run, measured, "values")
+    return _draw_pair_map(run, measured, measured.matrices[0], ordered=False)
+
+
+def _list_models(measured: Measured) -> list[str]:
+    return list(dict.fromkeys(side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)))
+
+
+def _has_all_pairs(measured: Measured) -> bool:
+    pairs = {frozenset((matrix.rows.model, matrix.columns.model)) for matrix in measured.matrices}
+    count = len(_list_models(measured))
+    return len(pairs) == count * (count + 1) // 2
+
+
+def _are_apart(measured: Measured) -> bool:
+    """Says whether there are several models, and each is compared with itself alone."""
+    matrices = measured.matrices
+    return len(_list_models(measured)) > 1 and all(matrix.rows == matrix.columns for matrix in matrices)
+
+
 def _draw_joint_matrix(run: Finished, measured: Measured, quantity: str) -> Any:
     """The matrices of all pairs of models in one, its layers in the order of the analysis."""
     layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
@@ -75,7 +100,7 @@ def _draw_joint_matrix(run: Finished, measured: Measured, quantity: str) -> Any:
     places = {model: i for i, model in enumerate(models)}
     ends = np.cumsum([0, *map(len, layers.values())])
     larger = measured.card["larger_is_closer"]
-    order = run.results.analyses["maps"].get("options", {}).get("order", "model")
+    order = run.results.analyses.get("maps", {}).get("options", {}).get("order", "model")
 
     def join(quantity: str) -> np.ndarray:
         cells = np.full((ends[-1], ends[-1]), np.nan)

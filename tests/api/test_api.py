@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -261,6 +262,45 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     assert "\n    b x a\n" in out  # the measure has a direction
     code, _, err = repsim(*words, "--significance", "permutaton")
     assert (code, err) == (2, "error: significance: no such name, got 'permutaton'; did you mean 'permutation'?\n")
+
+
+def test_groups_are_chosen_by_name_and_changed_by_key(of_texts):
+    settings = {"extract": "pooled", "significance": {"clusters": "row"}}
+    found = repsim_cli.compare(["tiny_a"], TEXTS, measures=["cka"], settings=settings)
+    assert found.results.measures[0].estimate["rows"] == len(TEXTS)
+    given = {"extract": {"sequences": 8, "batch_rows": 400}}
+    again = repsim_cli.compare({"a": "tiny_a", "b": "tiny_b"}, TEXTS, settings=given)
+    np.testing.assert_array_equal(again.matrix("a", "b").values, of_texts.matrix("a", "b").values)
+
+
+def test_a_plot_is_laid_out_as_figures_of_runs_are(of_texts):
+    figure = of_texts.plot()
+    figure.get_tightbbox()
+    lowest = min(text.get_window_extent().y0 for text in figure.texts if text.get_text())
+    assert lowest > max(axes.get_window_extent().y1 for axes in figure.axes)  # the title is above the map
+
+
+def test_any_run_is_shown_by_a_notebook(of_texts):
+    """Shows a pair of a run whose pairs of models are not all there; of one without models or measures, what it has."""
+    whole = of_texts.results
+
+    def change(manifest, measures):
+        found = repsim_cli.Result(of_texts.folder)
+        vars(found)["results"] = replace(whole, measures=measures)
+        vars(found)["manifest"] = {key: of_texts.manifest[key] for key in manifest} | {"warnings": ["One."]}
+        return found
+
+    (across,) = [each for each in whole.measures[0].matrices if each.rows.model != each.columns.model]
+    (alone, *_) = [each for each in whole.measures[0].matrices if each.rows.model == each.columns.model]
+    for matrices in ([across], [alone], [alone, across]):
+        found = change(["models", "study", "name"], [replace(whole.measures[0], matrices=matrices)])
+        assert found.plot().axes
+        assert "<img" in found._repr_html_()
+    found = change(["study", "name"], [])
+    assert repr(found) == "<repsim result of compare; 1 warning>"
+    assert "<img" not in found._repr_html_()
+    with pytest.raises(BadInput, match="measure: this run has none, got the study similarity; read its sentences"):
+        found.plot()
 
 
 def test_few_rows_are_a_warning(tmp_path):

@@ -75,6 +75,12 @@ def test_bad_words(repsim, words, message, tmp_path):
     ("given", "message"),
     [
         ({"data": 3}, "data: neither texts nor \\(text, label\\) pairs, got int"),
+        ({"data": []}, "data: neither texts nor \\(text, label\\) pairs, got list of no text"),
+        ({"data": [b"a"]}, "data: neither texts nor \\(text, label\\) pairs, got list of bytes"),
+        ({"data": ["", " "]}, "data: no text, got 2 texts of white space or nothing; give texts"),
+        ({"data": [("", "a")]}, "data: no text, got 1 text of white space or nothing; give texts"),
+        ({"settings": {"extract": "poold"}}, "extract: no such name, got 'poold'; did you mean 'pooled'"),
+        ({"settings": {"extract": {"sequence": 3}}}, "extract.sequence: unknown key"),
         ({"data": "embeded"}, "data: neither a file nor a data set, got 'embeded'; did you mean 'embedded'"),
         ({"measures": ["ckaa"]}, "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
         ({"rows": "word"}, "rows: unknown, got 'word'; use auto, tokens, words or pooled"),
