@@ -16,6 +16,7 @@ import levels
 import numpy as np
 import pytest
 import vector_maps
+from helpers.nights import slow
 
 from repsim_cli import measures
 from repsim_cli.findings.claims import UNTESTABLE
@@ -88,9 +89,7 @@ def promises_of(promises):
 
 
 @pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "levels_nulls")) for part in levels.PARTS]
-)
+@pytest.mark.parametrize("part", slow(levels.PARTS, "levels_nulls", "levels_shares", "levels_shared"))
 def test_every_promise_is_drawn_once(part):
     """Whether promises are kept takes thousands of draws of each: `python benchmarks/levels.py`."""
     made = importlib.import_module(part)

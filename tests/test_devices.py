@@ -29,7 +29,9 @@ RUNS = {
 # pretended, whose steps are slow: on few texts and layers; others are run where there is a GPU
 FEW = ("extract.sequences=8", "extract.layers=[0,-1]")
 HERE = {"measures": (*FEW, "extract.layers=[-1]", "measure.ridge.folds=3"), "moments": FEW, "sampled": FEW}
-ON_CARD = [pytest.param(name, NAME, id=f"{name}, pretended") for name in HERE]
+ON_CARD = [
+    pytest.param(name, NAME, id=f"{name}, pretended", marks=[pytest.mark.slow] * (name == "measures")) for name in HERE
+]
 ON_GPU = [pytest.param(name, "cuda", id=name, marks=pytest.mark.gpu) for name in RUNS]
 
 

@@ -157,6 +157,7 @@ def test_a_sample_of_whole_sequences():
     assert len(select_batch_rows(extract(estimate="full", rows=3), 8, 0, 0, np.array([4, 4]))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", nightly(["cka_unbiased", "mutual_knn"], "cka_unbiased"))
 def test_unrelated_rows_of_unequal_sentences_are_not_found_related(name):
     """Two noise models with an effect of the sentence, sentences of 3 to 40 rows: 5 % are rejected, not all."""

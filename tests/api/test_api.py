@@ -26,6 +26,7 @@ def of_texts():
     return repsim_cli.compare({"a": "tiny_a", "b": str(find_shipped("tiny_b"))}, TEXTS, settings=SMALL)
 
 
+@pytest.mark.slow
 def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))

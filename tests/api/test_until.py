@@ -16,6 +16,7 @@ def find_largest_error(result, measure="cka_unbiased"):
     return across.se.max()
 
 
+@pytest.mark.slow
 def test_small_errors_take_more_rows_of_more_texts(repsim, newest):
     few = {"extract.layers": [0, -1], "significance.chance": False, "significance.floor": False}
     wide = repsim_cli.compare(MODELS, until=0.03, measures=["cka_unbiased"], settings=few)

@@ -28,6 +28,7 @@ def test_what_is_made_meanwhile_is_left_out():
     assert len(kept) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["list", "run"], ["run", "measure=[cka]", "analyses={}", "model=[tiny_a,tiny_b]", "extract.sequences=4"]]
 )

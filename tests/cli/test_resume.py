@@ -219,6 +219,7 @@ def test_from_repeats_a_run(repsim, newest):
     assert repsim("run", "--from", "nowhere")[0] == 2
 
 
+@pytest.mark.slow
 def test_two_writers_in_one_folder(repsim, broken_off):
     folder = broken_off()
     lock = results.claim_folder(folder)

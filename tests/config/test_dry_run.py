@@ -6,6 +6,7 @@ import re
 
 import pytest
 from helpers.composing import EXPERIMENTS, composed
+from helpers.nights import slow
 
 from repsim_cli.activations import readings
 from repsim_cli.activations.inputs import load_tokenizers
@@ -26,6 +27,11 @@ UNTIMED = {
     "finetune_nli", "glue_freezing", "modsum_training", "pythia_architecture", "yelp_freeze", "yelp_prune"
 }  # fmt: skip
 PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
+# of a study that others in the list have too
+ALIKE = [
+    *(name for name in PUBLISHED if name.startswith(("yelp_", "hans_")) and name not in ("yelp_gw", "hans_identity_stitching")),
+    "grounding_images", "layer_identification_images", "solu_gelu_stitching", "universality_hub",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def test_every_published_model_has_a_shape():
         assert shapes.find_shipped_shape(hub.replace("{number}", "99")), f"{label}: {hub}"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow(PUBLISHED, *ALIKE))
 def test_a_published_study_is_planned_without_a_hub(no_hub, name):
     config = validate(composed(f"experiment={name}", "dry_run=true"))
     plan = config.plan()
@@ -269,6 +275,7 @@ def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
 
 
+@pytest.mark.slow
 def test_the_plan_of_trainings(tmp_path, monkeypatch):
     """Steps and operations of what is not in the cache; the encoder that seeds share is trained once."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))

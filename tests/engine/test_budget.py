@@ -20,6 +20,7 @@ def rows_of(table):
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_values_are_made_of(finished):
     results = json.loads((finished(*WORDS, LAYERS, WITH) / "results.json").read_text())
     rows = rows_of(results["tables"][BUDGET])

@@ -37,6 +37,7 @@ def test_max_t_by_hand(seed):
     assert corrections.correct_by_max_t(observed, null).tolist() == pytest.approx(expected.tolist())
 
 
+@pytest.mark.slow
 def test_errors_on_planted_maps():
     """Maps have 20 true cells of 64: max-T errs anywhere in 5 % of maps at most, the discoveries of q are false in 5 %
     at most, and max-T finds more than Holm's correction and less than q. Bounds are four standard errors."""

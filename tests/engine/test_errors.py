@@ -36,6 +36,7 @@ def test_jackknife_against_the_bootstrap_and_its_coverage():
         assert np.mean(inside) >= 0.9
 
 
+@pytest.mark.slow
 def test_sampled_rows_say_what_rsa_is_of_all_with_their_error():
     """Samples of a tenth of the rows, of documents that come in order of topics: two errors hold the value of other
     documents' pairs in 0.93 of 60 draws or more, less two binomial errors (`benchmarks/many_rows.py`)."""

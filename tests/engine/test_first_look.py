@@ -32,7 +32,8 @@ def compared(**more):
     return repsim_cli.compare(["tiny_a", "tiny_b"], rows="tokens", measures=MEASURES, settings=SETTINGS | more)
 
 
-@pytest.mark.parametrize("normalise", ["none", pytest.param("directions", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("normalise", ["none", "directions"])
 def test_the_map_of_the_first_rows(maps, monkeypatch, tmp_path, normalise):
     given = {"extract.normalise": normalise, "extract.pairs": "all", "extract.estimate": "full"}
     whole = compared(**given)

@@ -112,6 +112,7 @@ def test_runs_in_groups_of_layers(repsim, newest, monkeypatch, tmp_path, words):
     assert others == tables
 
 
+@pytest.mark.slow
 def test_the_plan_chooses_what_fits(repsim, tmp_path):
     """Rows where they fit, else tiles in files; no choice for measures that need more of the rows, or on a full disk."""
     x = np.zeros((3000, 4096), np.float16)

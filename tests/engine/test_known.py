@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.nights import nightly
+from helpers.nights import nightly, slow
 
 from repsim_cli import measures
 from repsim_cli.base import registry
@@ -32,7 +32,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("kind", nightly(RUNS, "slow, batches"))
+@pytest.mark.parametrize("kind", slow(nightly(RUNS, "slow, batches"), "permutations", "slow", "within"))
 def test_numbers_are_those_of_a_fresh_run(compared, kind, monkeypatch):
     """The runs have the models that another run had, one more before them, and all of them again."""
     names, settings = RUNS[kind]

@@ -88,6 +88,7 @@ def _concurrent(compared, log, labels):
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_one_computes_and_the_others_wait(compared, tmp_path):
     context, log = multiprocessing.get_context("fork"), tmp_path / "log"

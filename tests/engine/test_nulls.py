@@ -63,6 +63,7 @@ def test_rows_that_are_all_as_far_apart_are_as_close_under_every_pairing(dtype):
         assert p.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", nightly(INNER, *(name for name in INNER if name not in ("cka_unbiased", "rsa"))))
 def test_closed_form_keeps_its_false_positive_rates(name):
     """6000 pairings of independent rows, two pairs of representations: 5, 1 and 0.1 % within binomial error."""

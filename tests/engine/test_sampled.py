@@ -69,6 +69,7 @@ def test_neighbours_of_other_documents():
         sampled([x[:20] for x in xs], 5, documents=(torch.arange(20) >= 12).long())
 
 
+@pytest.mark.slow
 def test_the_mean_over_samples_is_the_value_and_the_error_its_spread():
     xs = sides()
     exact = compute_all_pairs({name: measures.get(name) for name in NAMES}, xs)

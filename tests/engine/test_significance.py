@@ -105,6 +105,7 @@ def test_a_measure_in_both_directions_has_two_tests_per_pair():
     assert both["cka"].diagonal().tolist() == both["neuronsim"].diagonal().tolist() == [0.01] * 3
 
 
+@pytest.mark.slow
 def test_a_run_with_permutations(repsim, newest):
     small = ("model=[tiny_a,tiny_b]", "extract.sequences=16", "extract.batch_rows=400", "significance.permutations=19")
     code, _, err = repsim("run", "significance=permutation", "significance.bands=true", *small)

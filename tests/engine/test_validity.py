@@ -190,6 +190,7 @@ def test_rows_are_exchanged_within_a_column(repsim, newest, table):
         assert measure["chance"]["units"] == "rows within group"
 
 
+@pytest.mark.slow
 def test_chance_within_a_token_is_higher(repsim, newest):
     """What the token itself gives is more than what random pairings give, and less than the value."""
     words = [

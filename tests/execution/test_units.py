@@ -69,14 +69,19 @@ made: list[Here] = []
     ("words", "count"),
     [
         (PAIRS, {"activations": 2, "pairs": 6}),
-        ((*PAIRS, "study=similarity", "options.within=true"), {"activations": 2, "pairs": 4}),
+        pytest.param(
+            (*PAIRS, "study=similarity", "options.within=true"),
+            {"activations": 2, "pairs": 4},
+            marks=pytest.mark.slow,
+        ),
         (STITCHES, {"stitches": 6}),
         (STEPS, {"checkpoint": 3}),
         (SHARDS, {"shard": 4, "activations": 2}),
         (NULLS, {"activations": 2, "pairs": 3, "permutations": 7}),
-        (
+        pytest.param(
             (*NULLS, "extract.estimate=per_batch", "extract.batch_rows=20"),
             {"activations": 2, "pairs": 3, "permutations": 5},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -99,6 +104,7 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     assert not any(computed for _, computed in driver.done)  # all is there
 
 
+@pytest.mark.slow
 def test_a_run_draws_no_permutation_that_workers_have_drawn(repsim, monkeypatch):
     left = []
     permuted = significance.permute_pairs

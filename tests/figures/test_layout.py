@@ -37,6 +37,9 @@ AT_PAGE = (
 LARGE = (
     "58 measures", "changed blocks of 3 models", "stitching of long names, tiny", "feature maps of 10 layers, tiny",
     "convergence of 60 models", "remedies", "changed blocks", "layers of 60 models", "sub-networks of 200 layers, negative",
+    "stitching grid", "boxes of 6 groups", "universality of 20 measures", "200 layers over training, tiny",
+    "histograms of 7 layers, large", "map of 20 models about common shapes", "map of 7 models, tiny", "probes of 24 blocks",
+    "layers over training", "small maps", "map and calibrated map",
 )  # fmt: skip
 
 

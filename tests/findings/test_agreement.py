@@ -66,6 +66,7 @@ def test_too_few_measures_are_refused_before_the_run(repsim):
     assert "analyses.agreement: 3 measures are needed, got 1; select more" in err
 
 
+@pytest.mark.slow
 def test_measure_all(repsim, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 6))

@@ -70,6 +70,7 @@ def test_a_list_in_place_of_a_number():
         expand_value_lists({"x": {"kind": "x", "a": []}})
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_run_over_scales(repsim, newest):
     words = [

@@ -116,6 +116,7 @@ def test_groups_of_small_similarities_are_found(layers):
         assert [groups.count for groups in both_ways(values, larger=True)] == [count, count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.5, 0.9])
 def test_what_all_distances_have_in_common_makes_no_groups(offset):
     made = [offset + (1 - offset) * values / values.max() for values in (walk(24, seed) for seed in range(20))]

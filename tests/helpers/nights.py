@@ -1,13 +1,17 @@
-"""Marks single parameters of a test as `nightly`."""
+"""Marks single parameters of a test as `nightly` or `slow`."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 
 
-def nightly(values: Iterable[Any], *costly: Any) -> list[Any]:
-    """The parameters of a test, with the marker `nightly` on those that are `costly`."""
+def _mark(marker: pytest.MarkDecorator, values: Iterable[Any], *costly: Any) -> list[Any]:
+    """The parameters of a test, with the marker on those that are `costly`."""
     given = list(values)
-    assert set(costly) <= set(given), costly
-    return [pytest.param(value, marks=pytest.mark.nightly) if value in costly else value for value in given]
+    assert all(value in given for value in costly), costly
+    return [pytest.param(value, marks=marker) if value in costly else value for value in given]
+
+
+nightly, slow = partial(_mark, pytest.mark.nightly), partial(_mark, pytest.mark.slow)

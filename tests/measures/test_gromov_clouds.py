@@ -36,7 +36,9 @@ def by_blocks(x, y, **settings):
     return measures.get("gromov_wasserstein", held_rows=HELD, **settings)(x, y)
 
 
-@pytest.mark.parametrize(("n", "scale"), [(301, "mean"), (301, "max"), (301, "none"), (1000, "mean")])
+@pytest.mark.parametrize(
+    ("n", "scale"), [(301, "mean"), (301, "max"), (301, "none"), pytest.param(1000, "mean", marks=pytest.mark.slow)]
+)
 def test_close_to_the_search_with_all_distances(n, scale):
     """The ratio is of numbers above 0.01 of the mean squared distance; the least that is found differs by a start."""
     x, y = sides(n)

@@ -13,6 +13,7 @@ from helpers.tiny import TINY
 from repsim_cli.models.architectures import LENS
 
 
+@pytest.mark.slow
 def test_hub_ids_and_revisions_on_a_fake_cache(tiny_folder, tmp_path):
     """The real loading code, on a cache in the hub's layout: two revisions of one id give two sets of weights."""
     for step, commit in (("step1", "a" * 40), ("step2", "b" * 40)):

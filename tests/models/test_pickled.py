@@ -230,6 +230,7 @@ def test_the_line_names_what_the_pickle_asks_for(forked, repsim, pickled, tmp_pa
     assert not (tmp_path / "trap").exists()
 
 
+@pytest.mark.slow
 def test_modules_beside_the_model_are_not_imported(repsim, pickled, tmp_path, monkeypatch):
     folder, _ = pickled
     for name in ("torch", "json", "repsim_cli"):

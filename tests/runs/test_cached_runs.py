@@ -46,10 +46,10 @@ def test_a_sweep_over_measures_extracts_once(repsim, tmp_path):
     [
         (["seed=1"], True),
         (["extract.hook_points=[mlp_out]"], True),
-        (["extract.padding=keep"], True),
-        (["hardware.dtype=bfloat16"], True),
+        pytest.param(["extract.padding=keep"], True, marks=pytest.mark.slow),
+        pytest.param(["hardware.dtype=bfloat16"], True, marks=pytest.mark.slow),
         (["hardware.tile=16"], False),
-        (["extract.batch_rows=32"], False),
+        pytest.param(["extract.batch_rows=32"], False, marks=pytest.mark.slow),
         (["extract.estimate=full", "extract.rows=100"], False),
         (["cache=false"], True),
     ],

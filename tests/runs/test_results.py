@@ -194,6 +194,7 @@ def test_figures_are_drawn_as_the_configuration_asks(tmp_path):
     assert read_drawing(tmp_path).which == "overview"
 
 
+@pytest.mark.slow
 def test_figures_of_many_layers_and_odd_names(tmp_path):
     """150 layers; names that are markup, mathematics, paths or in other scripts are drawn as they are."""
     folder = a_run(tmp_path / "run", [60, 45, 30, 15], ["$x^2$", "<b>bold</b>", "../../etc", "模型"], "module:a.b.{}")

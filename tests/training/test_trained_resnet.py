@@ -152,6 +152,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path, monkeypatch):
     assert not torch.equal(other.blocks[0].conv.weight, model.blocks[0].conv.weight)
 
 
+@pytest.mark.slow
 def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     recipe = ImageRecipe(epochs=2, batch_size=64, learning_rate=0.2, flip=False, shift=1)

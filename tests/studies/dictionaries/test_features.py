@@ -134,6 +134,7 @@ def test_spaces_of_paired_features():
     assert compare_feature_spaces((code, noise), (decoder, decoder), least=0.5, orders=orders[:9]) is None
 
 
+@pytest.mark.slow
 def test_features_that_correlate_by_chance_are_no_common_space():
     """Unrelated models with few rows, where RSA of features that are paired at random would be below in nine of
     ten."""

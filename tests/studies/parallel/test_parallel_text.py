@@ -131,6 +131,7 @@ def table(run, name):
     return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_planted_language_is_found_in_every_layer(repsim, newest, languages):
     of = [model(label, languages) for label in ("twin", "model", "turned")]

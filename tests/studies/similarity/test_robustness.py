@@ -30,6 +30,7 @@ def stored(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newest, stored):
     code, _, err = repsim("run", "-q", *stored, "analyses.robustness={}")

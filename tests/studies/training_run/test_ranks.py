@@ -175,6 +175,7 @@ def gradients_of(place):
     return [(block.attn.c_proj.weight.grad.T, block.mlp.c_proj.weight.grad.T) for block in blocks]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_study_against_plain_gradients_and_svds(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "hardware.batch_size=4")

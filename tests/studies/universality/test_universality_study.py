@@ -125,6 +125,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     assert "same: above 0.8 of the way from untrained twins to seeds (margin 0.2)" in out
 
 
+@pytest.mark.slow
 def test_single_models_are_judged_without_seeds(repsim, newest):
     words = [word for word in WORDS if not word.startswith(("+model", "measure"))]
     for label, width, seed in (("small", 16, 0), ("narrow", 8, 3), ("other", 16, 4)):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from helpers.nights import nightly
+from helpers.nights import nightly, slow
 from helpers.tiny_configs import tiny_config
 from plants import Parts, batches, built, weight
 
@@ -20,7 +20,7 @@ def reference(request):
     return built(request.param)
 
 
-@pytest.mark.parametrize("bits", [8, 6, 4])
+@pytest.mark.parametrize("bits", slow([8, 6, 4], 6))
 def test_rounded_weights_are_as_quantised(reference, bits):
     answer = verify_models(reference, round_weights(copy.deepcopy(reference), bits), batches())
     assert answer.verdict == AS_QUANTISED

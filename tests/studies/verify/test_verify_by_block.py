@@ -63,7 +63,7 @@ def record(answer):
         pytest.param("bert", "one_weight", "DIFFERENT", marks=pytest.mark.nightly),
         pytest.param("gemma2", "gain_changed", "DIFFERENT", marks=pytest.mark.nightly),
         pytest.param("mixtral", "router", "DIFFERENT", marks=pytest.mark.nightly),
-        ("llama", "row_of_zeros", "DIFFERENT"),
+        pytest.param("llama", "row_of_zeros", "DIFFERENT", marks=pytest.mark.slow),
     ],
 )
 def test_by_block_says_what_whole_models_say(saved, name, fault, verdict):
@@ -125,6 +125,7 @@ def test_a_head_that_the_config_names_and_the_files_lack_is_refused(saved, tmp_p
             repsim_cli.verify(folder, broken, by_block=how)
 
 
+@pytest.mark.slow
 def test_from_the_command(repsim):
     code, out, _ = repsim("verify", "tiny_a", "tiny_a", "--quick", "--by-block", "always")
     assert code == 0

@@ -27,6 +27,7 @@ def table(found, name):
     return [dict(zip(columns, row, strict=True)) for row in found["tables"][name]["rows"]]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     """The activations of another study's run; every number again from the files."""
