@@ -172,12 +172,19 @@ class Result:
         """Copies the run folder to a new one that every command reads, and draws its figures and report where it has
         none.
 
-        Raises BadInput where that exists.
+        Raises BadInput where that exists, or cannot be written.
         """
         target = expand_path(folder)
         if target.exists():
             raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
-        shutil.copytree(self.folder, target)
+        try:
+            shutil.copytree(self.folder, target)
+        except OSError as error:  # shutil's has a list of (file, its copy, why)
+            shutil.rmtree(target, ignore_errors=True)
+            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+            raise BadInput(
+                f"save: not all could be copied to '{folder}', got '{reason}'; name another place"
+            ) from error
         if not (target / report.FILE).exists():
             with results.amend(target):
                 draw(target, whole=read_drawing(target).which == "all")

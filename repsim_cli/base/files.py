@@ -116,6 +116,32 @@ def open_npy(file: Path, mode: Literal["r"] | None = "r") -> "np.ndarray":
         raise ValueError("Python objects" if "object" in str(error).lower() else str(error)) from None
 
 
+def create_npy(file: Path, dtype: Any, shape: tuple[int, ...]) -> "np.memmap":
+    """Creates an .npy file that is mapped to be written, with room for all of it: where a page of it found none later,
+    the process would end without a word. Raises OSError where there is none, and leaves no file."""
+    import numpy as np
+
+    try:
+        made = np.lib.format.open_memmap(file, "w+", dtype, shape)
+        _reserve(file)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    return made
+
+
+def _reserve(file: Path) -> None:
+    """Takes the room on the disk that the size of a file claims, where the system can."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with file.open("r+b") as stream:
+        try:
+            os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+        except OSError as error:
+            if error.errno in ADVICE:  # else the file system has no such thing
+                raise
+
+
 def _raise(error: OSError) -> None:
     raise error
 

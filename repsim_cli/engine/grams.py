@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.files import create_npy
 from repsim_cli.engine.pairs import Grams
 from repsim_cli.measures import Measure, OfHsic
 from repsim_cli.measures.base import restrict_to_other_documents, run_with_label
@@ -135,8 +136,7 @@ def _create_layer_files(stem: str, shape: BatchShape) -> Files:
     """Empty arrays that are mapped from files."""
     widths = {"cells": (np.float32, count_tile_cells(shape.rows, shape.tile)), "diagonal": (np.float64, shape.rows + 1)}
     cells, diagonal = (
-        np.lib.format.open_memmap(f"{stem}-{part}.npy", "w+", dtype, (shape.batches, width))
-        for part, (dtype, width) in widths.items()
+        create_npy(Path(f"{stem}-{part}.npy"), dtype, (shape.batches, width)) for part, (dtype, width) in widths.items()
     )
     return cells, diagonal
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.files import create_npy
 from repsim_cli.base.settings import IN_BATCHES, Extract
 from repsim_cli.base.timer import Timer
 from repsim_cli.data.base import Sequences
@@ -344,7 +345,7 @@ def _keep(run: Run, comparison: Comparison) -> Callable[[int, Mapping[str, Tenso
     for label in comparison.measures:
         file = _name_batch_file(run, label)
         whole = file.is_file() and np.load(file, mmap_mode="r").shape == shape
-        kept[label] = np.lib.format.open_memmap(file, "r+" if whole else "w+", np.float64, None if whole else shape)
+        kept[label] = np.lib.format.open_memmap(file, "r+") if whole else create_npy(file, np.float64, shape)
 
     def keep(batch: int, values: Mapping[str, Tensor]) -> None:
         for label, matrix in values.items():

@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.files import create_npy
 from repsim_cli.base.workers import ProcessEnded, WorkerProcess, wait_for
 from repsim_cli.engine.known import VALUES, Cell, KnownPairs
 from repsim_cli.measures.base import MeasureWarning
@@ -138,7 +139,7 @@ class PairWork:
         if file.is_file() and np.load(file, mmap_mode="r").shape == tuple(shape):
             return np.lib.format.open_memmap(file, "r+")
         fresh = file.with_suffix(".partial")
-        made = np.lib.format.open_memmap(fresh, "w+", np.float64, tuple(shape))
+        made = create_npy(fresh, np.float64, tuple(shape))
         made[:] = np.nan
         fresh.rename(file)
         return made

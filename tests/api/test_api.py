@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import datasets
@@ -302,6 +303,18 @@ def test_any_run_is_shown_by_a_notebook(of_texts):
     assert "<img" not in found._repr_html_()
     with pytest.raises(BadInput, match="measure: this run has none, got the study similarity; read its sentences"):
         found.plot()
+
+
+def test_a_result_that_cannot_be_saved(of_texts, tmp_path, monkeypatch):
+    def fail(source, target):
+        (target / "figures").mkdir(parents=True)
+        raise shutil.Error([(str(source / "a"), str(target / "a"), "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(shutil, "copytree", fail)
+    said = r"save: not all could be copied to '.*', got '\[Errno 28\] No space left on device'; name another place"
+    with pytest.raises(BadInput, match=said):
+        of_texts.save(tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
 
 
 def test_few_rows_are_a_warning(tmp_path):

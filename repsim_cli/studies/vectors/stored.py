@@ -15,7 +15,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import check_readable, expand_path, open_npy, refuse
+from repsim_cli.base.files import check_readable, create_npy, expand_path, open_npy, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.results import write
 from repsim_cli.studies.vectors.scores import MAIN
@@ -144,6 +144,8 @@ def _rename_when_whole(target: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -155,7 +157,7 @@ def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tup
     given.check(rows)
     _check_some(source, len(rows))
     with _rename_when_whole(target) as partial:
-        out = np.lib.format.open_memmap(partial, "w+", np.dtype(np.float32), (len(rows), len(given.bias)))
+        out = create_npy(partial, np.dtype(np.float32), (len(rows), len(given.bias)))
         for start in range(0, len(rows), BLOCK):
             out[start : start + BLOCK] = given(rows[start : start + BLOCK], start)
         out.flush()

@@ -1,6 +1,8 @@
 """The study of maps between vectors: its page, its files, what users do and get wrong."""
 
+import errno
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +17,7 @@ from helpers.planted_vector_maps import FITTED, HELD, D, planted
 from helpers.recorded import recorded
 
 import repsim_cli
+from repsim_cli.base import files
 from repsim_cli.studies.vectors.fits import KINDS, centre_pair
 from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
@@ -77,7 +80,11 @@ def test_a_column_may_be_numbered_and_rows_that_stand_twice_are_said(repsim, tmp
         assert recorded(newest())["tables"][VECTOR_MAPS]["rows"][-1][7:9] == [12, 12]
 
 
-def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
+def fill_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest, monkeypatch):
     code, out, err = repsim("map", "fit", "old.npy", "new.npy", "--kind", "ridge,rotation", "--out", "map.safetensors")
     assert code == 0, err
     fitted = load_map("map.safetensors")
@@ -153,6 +160,9 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
         code, _, err = repsim("map", *words)
         assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False), (words, err)
         assert problem in err, err
+    monkeypatch.setattr(os, "posix_fallocate", fill_disk)
+    code, _, err = repsim("map", "apply", "map.safetensors", "old.npy", "o.npy")
+    assert (code, err) == (2, f"error: o.npy: cannot be used, got '{os.strerror(errno.ENOSPC)}'; {files.ROOM}\n")
     assert not list(place.glob(".*.partial"))
     code, _, err = repsim("run", "study=vector_map", "model=[tiny_a]", "extract=pooled")
     assert code == 2
