@@ -38,15 +38,34 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     return np.asarray(find_next(sequences).places.any(1))
 
 
-def number_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
-    """Numbers what errors are over: the document of each sequence, for copies of a text that of the first; where there
-    is one document, warns and numbers the sequences. what: whose text it is, as the warning begins."""
-    same, count = find_copies(sequences), len(sequences.text)
-    if (copies := count - len(np.unique(same))) > COPIED * count:
+def warn_of_copies(copies: int, count: int, warn: Callable[[str], None], what: str) -> None:
+    """Warns where many texts are copies of others. what: whose text it is, as the warning begins."""
+    if copies > COPIED * count:
         warn(
             f"{what}: {copies:,} of {count:,} texts are copies of others, and errors are over those that differ; drop "
             "the copies, which count in every mean"
         )
+
+
+def join_copied_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, "N L"]:
+    """Numbers the document of each place; copies of a document have the number of the first, and are warned of."""
+    tokens: dict[int, list[bytes]] = {}
+    for ids, text, document in zip(sequences.ids, sequences.text, sequences.document, strict=True):
+        for each in np.unique(document[text]).tolist():
+            tokens.setdefault(each, []).append(ids[text & (document == each)].tobytes())
+    first: dict[bytes, int] = {}
+    same = np.arange(1 + sequences.document.max())
+    for each, parts in sorted(tokens.items()):
+        same[each] = first.setdefault(b"".join(parts), each)
+    warn_of_copies(len(tokens) - len(first), len(tokens), warn, what)
+    return np.where(sequences.document < 0, sequences.document, same[sequences.document])
+
+
+def number_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
+    """Numbers what errors are over: the document of each sequence, for copies of a text that of the first; where there
+    is one document, warns and numbers the sequences. what: whose text it is, as the warning begins."""
+    same, count = find_copies(sequences), len(sequences.text)
+    warn_of_copies(count - len(np.unique(same)), count, warn, what)
     if not sequences.of_one:
         return sequences.document[np.arange(count), sequences.text.argmax(1)][same]
     warn(

@@ -59,6 +59,6 @@ def _draw_pair_measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]])
     )
     sides = "models" if leading.card.get("reads") == "outputs" else "the layers"
     title = f"{list_models(list(dict.fromkeys(models)))}: how alike {sides} are, by measure"
-    closest = f"line: the closest of {models[1]}; " if len(set(models)) == 2 else ""
+    closest = f"line: the closest of {models[1]}; " if any(i is not None for x in drawn for i in x.path) else ""
     title += f"\n{said + '; ' if said else ''}bright is close; {closest}{level}"
     return draw_measure_maps(drawn, rows, columns, models, title)

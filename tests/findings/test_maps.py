@@ -11,7 +11,7 @@ from PIL import Image
 import repsim_cli
 from repsim_cli.figures.heatmap import find_matrix_axes
 from repsim_cli.figures.lines import UNKNOWN, draw_by_layer, list_layer_figures, merge_seeds
-from repsim_cli.findings import map_figures, maps
+from repsim_cli.findings import map_figures, maps, multiples
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import find_chance_of_values
 from repsim_cli.findings.layer_maps import ClaimMap
@@ -225,3 +225,15 @@ def test_how_far_one_of_four_models_stands_apart_by_hand():
     of = {"families": dict.fromkeys(names, "gpt_neox"), "names": [], "widths": [32] * 12, "rows": 4000}
     found = maps.pythia_2_8b_stands_apart.function(ClaimMap(models=places, values={"cka": values}, **of), values)
     assert found.value == pytest.approx(np.log(0.4 / 0.2))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_line_is_named_where_one_is_drawn(finished, tmp_path, known):
+    folder = shutil.copytree(finished(*SMALL), tmp_path / "run")
+    whole = reader.read_results(folder)
+    for measured in whole.measures if not known else ():
+        for matrix in measured.matrices:
+            np.save(folder / matrix.values, np.full_like(np.load(folder / matrix.values), np.nan))
+    run = Finished(folder=folder, manifest=reader.read_manifest(folder), results=whole)
+    (make,) = [make for _, make in multiples.draw_figures(run, True)]
+    assert ("line: the closest of tiny_b; " in make().get_suptitle()) == known

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow.parquet
@@ -13,7 +13,7 @@ from helpers.small_run import SMALL
 
 from repsim_cli.report import export
 from repsim_cli.runs import reader, results
-from repsim_cli.runs.content import Matrix, Side
+from repsim_cli.runs.content import Matrix, Side, Table
 
 
 @pytest.fixture
@@ -79,6 +79,18 @@ def test_bad_words(repsim, run, words, message):
     assert (code, out) == (2, "")
     assert err.startswith(message)
     assert not (run / "export").exists()
+
+
+def test_tables_without_rows_are_not_written_and_latex_says_what_each_is(run):
+    whole = reader.read_results(run)
+    filled, lacking = (Table(columns=["model", "share, 95 % interval"], rows=rows) for rows in ([["a_b", 0.5]], []))
+    with results.amend(run) as amended:
+        amended.write_results(replace(whole, tables={"filled\nlines": filled, "lacking": lacking}))
+    sheets = {sheet.name: sheet for sheet in export.build_sheets(run)}
+    assert [name for name in sheets if name.startswith("table-")] == ["table-filled\nlines"]
+    first, second, *_ = export.convert_to_latex(sheets["table-filled\nlines"]).decode().split("\n")
+    assert first == r"% filled lines; needs \usepackage{booktabs}"
+    assert second == r"\begin{tabular}{lr}"
 
 
 def test_cells():

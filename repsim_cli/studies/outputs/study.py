@@ -16,6 +16,7 @@ from repsim_cli.activations.inputs import (
     load_tokenizers,
     name_errors,
 )
+from repsim_cli.activations.next_token import join_copied_documents
 from repsim_cli.activations.outputs import compute_logits, limit_output_padding
 from repsim_cli.activations.readings import assign_devices
 from repsim_cli.base.errors import BadInput
@@ -176,6 +177,7 @@ class Outputs(Study):
                         "study=likelihoods, or models that share a tokenizer"
                     )
             scored = self._choose_scoring(sequences)
+            documents = join_copied_documents(sequences[first], run.warn, "outputs")
         with run.stage("models"):
             run.input("models", {label: source.identity() for label, source in self.models.items()})
             modules = {label: name_errors(label, self._load_model, label) for label in self.models}
@@ -195,7 +197,7 @@ class Outputs(Study):
                 for label in reads
             ]
             for batch, *logits in zip(run.progress(batches, label="outputs", unit="batches"), *streams, strict=True):
-                sums.add(*self._rows(logits, sequences, scored, batch))
+                sums.add(*self._rows(logits, sequences, scored, batch, documents[batch]))
         return self._results(run, sums)
 
     def _load_model(self, label: str) -> nn.Module:
@@ -221,19 +223,21 @@ class Outputs(Study):
         sequences: Mapping[str, Sequences],
         scored: Mapping[str, Scoring],
         batch: Int[np.ndarray, " b"],
+        documents: Int[np.ndarray, "b L"],
     ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None, Int[Tensor, " n"]]:
-        """Logits of all models on the rows of a batch, with their answers, what these should be, and the document."""
+        """Logits of all models on the rows of a batch, with their answers, what these should be, and the document.
+        documents: of each place of the batch."""
         rows = next(iter(sequences.values()))
         if not self.classify:
             places = slice(1, logits[0].shape[1])
             predicted = torch.from_numpy(rows.text[batch, places])
             kept = torch.stack([each[:, :-1][predicted.to(each.device)].cpu() for each in logits])
-            right, of = (torch.from_numpy(each[batch, places]).long()[predicted] for each in (rows.ids, rows.document))
+            right, of = (torch.from_numpy(each[:, places]).long()[predicted] for each in (rows.ids[batch], documents))
             return kept, kept.argmax(-1), right, of
         common = next(iter(self.models.values())).labels
         orders = {label: [source.labels.index(name) for name in common] for label, source in self.models.items()}
         kept = torch.stack([each.cpu()[:, order] for each, order in zip(logits, orders.values(), strict=True)])
-        of = torch.from_numpy(rows.document[batch].max(1)).long()
+        of = torch.from_numpy(documents.max(1)).long()
         if not scored or rows.labels is None:
             return kept, kept.argmax(-1), None, of
         classes = [scored[label].model[order] for label, order in orders.items()]

@@ -204,6 +204,25 @@ def test_the_study_compares_language_models(repsim, newest):
     assert found["measures"][0]["estimate"]["rows"] <= 4 * 31
 
 
+def test_copies_of_a_text_are_no_independent_texts(repsim, newest, tmp_path):
+    texts = [
+        f"the hacker number {i} wrote a program of {i * i} lines, and it ran {'well ' * (i % 5)}." for i in range(20)
+    ]
+    known = {}
+    for times in (1, 4):
+        (tmp_path / "a.txt").write_text("\n".join(texts * times))
+        of_text = ("data=local_text", f"data.path={tmp_path / 'a.txt'}", "data.sample_by=line", "extract=texts")
+        code, _, err = repsim(
+            "run", "study=outputs", "measure=[]", "model=[tiny_a,tiny_b]", *of_text, f"extract.sequences={20 * times}"
+        )
+        assert code == 0, err
+        assert ("outputs: 60 of 80 texts are copies of others" in err) == (times == 4)
+        found = json.loads((newest() / "results.json").read_text())
+        assert found["about"]["documents"] == 20
+        known[times] = [np.load(newest() / each["matrices"][0]["se"]) for each in found["measures"]]
+    np.testing.assert_allclose(known[4], known[1], rtol=0.25, atol=1e-9)  # they are packed otherwise
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
