@@ -195,11 +195,21 @@ def of_claim(name: str, setting: str, make: Callable[[Rng], tuple]) -> list[Prom
     return [Promise(f"claim {name}: {x} by chance", setting, "level", LEVEL, draws, draw, x) for x in verdicts]
 
 
-def of_groups(layers: int, directions: int) -> list[Promise]:
-    """Promises of the groups of the layers of one model that wander in few directions."""
+# how the steps of layers that wander are drawn
+STEPS: dict[str, Callable[[Rng, int, int], np.ndarray]] = {
+    "": lambda rng, n, k: rng.normal(size=(n, k)),
+    ", some steps large (t of 3)": lambda rng, n, k: rng.normal(size=(n, k)) * (3 / rng.chisquare(3, (n, 1))) ** 0.5,
+    ", steps that grow": lambda rng, n, k: rng.normal(size=(n, k)) * np.exp(np.linspace(0, 2, n))[:, None],
+    ", on and on": lambda rng, n, k: rng.normal(size=(n, k)) + 1,
+}
+
+
+def of_groups(layers: int, directions: int, steps: str = "", power: int = 1) -> list[Promise]:
+    """Promises of the groups of the layers of one model that wander in few directions. power: of the distances: 2 as
+    one minus CKA."""
 
     def draw_apart(rng: Rng) -> np.ndarray:
-        return squareform(pdist(rng.normal(size=(layers, directions)).cumsum(0)))
+        return squareform(pdist(STEPS[steps](rng, layers, directions).cumsum(0))) ** power
 
     def draw(method: Literal["spectral", "segments"], rng: Rng) -> str:
         names = [f"resid_post@{i}" for i in range(layers)]
@@ -212,7 +222,7 @@ def of_groups(layers: int, directions: int) -> list[Promise]:
         assert blocks is not None
         return say_beyond_walks(blocks.apart, divide_in_two(blocks.apart), divide_in_two) if blocks.clear else "no"
 
-    setting = f"{layers} layers that wander in {directions} directions"
+    setting = f"{layers} layers that wander in {directions} directions{steps}{', squared' * (power == 2)}"
     draws: dict[str, Callable[[Rng], str]] = {
         "sub-networks, spectral": partial(draw, "spectral"),
         "sub-networks, segments": partial(draw, "segments"),
@@ -228,4 +238,11 @@ SETTINGS = [(name, setting, make) for name, of in SHARED.items() for setting, ma
 PROMISES: list[Promise] = [
     *(promise for name, setting, make in SETTINGS for promise in of_claim(name, setting, make)),
     *(promise for layers in (8, 24) for directions in (1, 2, 3) for promise in of_groups(layers, directions)),
+    *(
+        promise
+        for steps in STEPS
+        for power in (1, 2)
+        if steps or power == 2
+        for promise in of_groups(12, 2, steps, power)
+    ),
 ]

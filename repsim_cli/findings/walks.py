@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from repsim_cli.findings.evidence import Evidence
 from repsim_cli.findings.partitions import (
+    FLOOR,
     Labels,
     Square,
     Ways,
@@ -24,6 +25,7 @@ from repsim_cli.findings.partitions import (
 )
 
 WALKS = 19  # of layers that wander, with which claims over seeds compare: as few as have a p of 0.05
+POWERS = 1, 2  # of Euclidean distances, as which those of measures are taken: walks of both must be exceeded
 WALKS_OF_TWO = 39  # as few as have a p of 0.05 where the smaller one of two counts
 
 
@@ -40,7 +42,8 @@ def compute_p_among_walks(matrices: Sequence[Square], statistic: Callable[[Squar
 
 def say_beyond_walks(apart: Square, labels: Labels, find_groups: Callable[[Square], Labels]) -> Literal["yes", "no"]:
     """Says whether groups are clearer than those of layers that wander at random in as few directions, which fall into
-    groups, too: in their silhouette, or in that times how little layers wander within a group, they exceed all walks.
+    groups, too: in their silhouette, or in that times how little layers wander within a group, they exceed all walks,
+    by distances and by their roots.
 
     labels: of the groups. find_groups: finds them in other distances.
     """
@@ -48,11 +51,13 @@ def say_beyond_walks(apart: Square, labels: Labels, find_groups: Callable[[Squar
     def measure(apart: Square, labels: Labels) -> Float[np.ndarray, "2"]:
         return silhouette(apart, labels) * np.array([1.0, _compare_steps_within(apart, labels)])
 
-    own, beyond = measure(apart, labels), np.ones(2, bool)
-    for walk in draw_walks(apart, labels, WALKS_OF_TWO):
-        beyond &= own > measure(walk, find_groups(walk))
-        if not beyond.any():
-            return "no"
+    for power in POWERS:
+        walks = draw_reordered(apart, power, WALKS_OF_TWO)
+        own, beyond = measure(next(walks), labels), np.ones(2, bool)
+        for walk in walks:
+            beyond &= own > measure(walk, find_groups(walk))
+            if not beyond.any():
+                return "no"
     return "yes"
 
 
@@ -118,3 +123,30 @@ def draw_walks(apart: Square, labels: Labels, count: int) -> Iterator[Square]:
     for _ in range(count):
         walk = np.pad(draw.normal(size=(size - 1, len(steps))) @ steps, ((1, 0), (0, 0))).cumsum(0)
         yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
+
+
+def draw_reordered(apart: Square, power: int, count: int) -> Iterator[Square]:
+    """Draws distances between as many layers that wander: their steps are those from each layer to the next one, as
+    classical scaling of the roots of the distances places layers, in another order. First come the layers as placed.
+
+    Steps keep their sizes, of which few may be large, and how sizes grow or shrink with depth: else large steps, or
+    small ones at one end, would make groups clearer than those of walks. power: of distances, as roots of this are
+    Euclidean: 1, or 2 as one minus CKA.
+    """
+    size = len(apart)
+    centre = np.eye(size) - 1 / size
+    values, vectors = scipy.linalg.eigh(-centre @ apart ** (2 / power) @ centre / 2)
+    places = vectors * np.sqrt(np.maximum(values, 0))
+    steps = np.diff(places, axis=0)
+    growth = _measure_growth(steps)[:, None]
+    draw = np.random.default_rng(0)
+    for number in range(1 + count):
+        walk = places if number == 0 else np.pad(draw.permutation(steps / growth) * growth, ((1, 0), (0, 0))).cumsum(0)
+        yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk)) ** power
+
+
+def _measure_growth(steps: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
+    """Measures how the sizes of steps grow, as an exponential; steps far below the median count as a share of it."""
+    sizes, at = np.linalg.norm(steps, axis=1), np.arange(len(steps))
+    least = FLOOR * np.median(sizes[sizes > 0]) if sizes.any() else 1.0
+    return np.exp(np.polyfit(at, np.log(np.maximum(sizes, least)), 1)[0] * at)
