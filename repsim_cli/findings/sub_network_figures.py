@@ -73,7 +73,10 @@ def draw_sub_networks(run: Finished, measure: Measured, matrix: Matrix, labels: 
     doubtful = labels.about.get("as walks", [])
     said = [_count(method, int(line.max()) + 1, method in doubtful) for method, line in groups.items()]
     of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
-    set_headline(figure, f"{matrix.rows.model}: where its layers part", of)
+    told = any(line.max() and method not in doubtful for method, line in groups.items())
+    set_headline(
+        figure, f"{matrix.rows.model}: {'where its layers part' if told else 'how far apart its layers are'}", of
+    )
     return figure
 
 

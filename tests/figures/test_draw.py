@@ -10,6 +10,7 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import repsim_cli
 from repsim_cli.figures import lines
@@ -339,6 +340,13 @@ def test_layers_of_one_hook_point_are_named_by_block(tmp_path):
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("012345")
     assert figure.axes[1].get_xlabel() == "resid_post by block"
     assert figure.axes[0].child_axes == []
+    said = []
+    for doubtful in ([], ["spectral"]):
+        labels = replace(labels, about={"as walks": doubtful})
+        drawn = sub_network_figures.draw_sub_networks(run, measure, matrix, labels, following)
+        said.append(" ".join(text.get_text() for text in drawn.findobj(Text)))
+    assert "m: where its layers part" in said[0]
+    assert "m: how far apart its layers are" in said[1]
 
 
 @pytest.mark.parametrize("known", [True, False])
