@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.cli.answer import wrap_sentence
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import build_run_json, say_json
+from repsim_cli.cli.sweep import show_sweep
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
-from repsim_cli.findings.answering import describe_range, leave_out_diagonal
+from repsim_cli.findings.answering import describe_range, split_by_hook_point
 from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
@@ -29,7 +31,6 @@ from repsim_cli.runs.content import (
     OF_LAYER_ERRORS,
     OF_WEIGHTS,
     WITHOUT_VALUE,
-    Matrix,
     Measured,
     Table,
     Verdict,
@@ -137,7 +138,9 @@ def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> 
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
         f"{', ' + pairs if pairs else ''}"
     )
-    shown = [named for pair in measure.matrices for named in _split_by_hook_point(folder, pair)]
+    shown = [
+        named for pair in measure.matrices for named in split_by_hook_point(pair, partial(reader.read_array, folder))
+    ]
     if brief:
         yield f"    {say_spread(np.concatenate([values.ravel() for _, values in shown]))}"
     if measure.token_alone:
@@ -160,19 +163,6 @@ def say_spread(values: np.ndarray) -> str:
     return "   ".join(f"{name} {value:>6}" for name, _, value in parts) + lacking
 
 
-def _split_by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
-    """A pair of models, and the values between other layers; by hook point where both have several."""
-    rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
-    values, name = reader.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
-    points = [point for point in dict.fromkeys(rows) if point in columns]
-    if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
-        yield name, leave_out_diagonal(pair, values)
-        return
-    for point in points:
-        inside = values[[row == point for row in rows]][:, [column == point for column in columns]]
-        yield f"{name}, {point}", leave_out_diagonal(pair, inside)
-
-
 def show_command(parsed: argparse.Namespace) -> int:
     """Answers `repsim show`: what a run found and how long its parts took, or the jobs of a sweep."""
     folder = folders.find_sweep(parsed.run)
@@ -181,7 +171,7 @@ def show_command(parsed: argparse.Namespace) -> int:
     if folder is not None:
         if parsed.follow:
             raise BadInput(f"--follow: of a single run, got the sweep {folder}; name one of its jobs")
-        return _show_sweep(folder)
+        return show_sweep(folder)
     folder = folders.find(parsed.run)
     if parsed.follow:
         follow(folder)
@@ -219,22 +209,6 @@ def _write_unit_lines(folder: Path) -> Iterator[str]:
     if about:
         cost = f", cost {about['cost']:.4g}" if "cost" in about else ""
         yield f"  units took {about['node_hours']:.4g} node-hours on {', '.join(about['nodes'])}{cost}"
-
-
-def _show_sweep(folder: Path) -> int:
-    jobs = folders.list_jobs(folder)
-    say(f"sweep {folder}: {len(jobs)} jobs")
-    paths = [folder / job["job"] for job in jobs]
-    first = folders.find_same_values(paths)
-    own = folders.list_own_words([reader.read_manifest(path)["overrides"] for path in paths])
-    for number, job in enumerate(jobs):
-        say(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
-        if job["error"]:
-            say(f"    error: {job['error']}")
-        if first[number] < number:
-            what = " ".join(own[number]) or "what differs between them"
-            say(f"    all values are those of {jobs[first[number]]['job']}, to the bit: {what} changes none")
-    return 0
 
 
 def plot_command(parsed: argparse.Namespace) -> int:

@@ -265,6 +265,19 @@ def leave_out_diagonal(matrix: Matrix, values: Float[np.ndarray, "r c"]) -> Floa
     return values[~np.eye(len(values), dtype=bool)] if same else values.ravel()
 
 
+def split_by_hook_point(matrix: Matrix, read: Read) -> Iterator[tuple[str, Float[np.ndarray, " k"]]]:
+    """Gives the name of a pair of models and the values between other layers, by hook point where both have several."""
+    rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (matrix.rows, matrix.columns))
+    values, name = read(matrix.values), f"{matrix.rows.model} x {matrix.columns.model}"
+    points = [point for point in dict.fromkeys(rows) if point in columns]
+    if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
+        yield name, leave_out_diagonal(matrix, values)
+        return
+    for point in points:
+        inside = values[[row == point for row in rows]][:, [column == point for column in columns]]
+        yield f"{name}, {point}", leave_out_diagonal(matrix, inside)
+
+
 def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
     """Picks the closest pairs of layers and the furthest, the most extreme first; a layer of the first model once in
     each."""

@@ -12,7 +12,6 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.reader import (
     count_seconds,
     drop_irrelevant_keys,
-    has_results,
     read_config,
     read_manifest,
     read_results,
@@ -133,11 +132,12 @@ def find_same_values(folders: Sequence[Path]) -> list[int]:
 
 
 def _name_values(folder: Path) -> str:
-    """Names the values of a run; empty where it has none."""
+    """Names the values of a run; empty where it has none, or its files are not as it left them."""
     manifest = read_manifest(folder)
-    if not has_results(manifest):
+    try:
+        found = read_results(folder)
+    except BadInput:
         return ""
-    found = read_results(folder)
     matrices = [*(m for measured in found.measures for m in measured.matrices), *found.matrices.values()]
     return (
         repr([(m.values, manifest["files"].get(m.values)) for m in matrices] or found.tables)
