@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command does
 
 if os.environ.get("REPSIM_TYPES"):  # `make types`: checks shapes and types of every call
-    from jaxtyping import install_import_hook
+    from helpers.typed import check_calls
 
-    install_import_hook("repsim_cli", "beartype.beartype")
+    check_calls()
 
 import gc
 import hashlib

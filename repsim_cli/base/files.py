@@ -66,7 +66,7 @@ def check_utf8(path: Path, variable: str) -> Path:
     return path
 
 
-def expand_path(path: str | os.PathLike[str]) -> Path:
+def expand_path(path: Any) -> Path:
     """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
     if not isinstance(path, str | os.PathLike):
         raise BadInput(f"path: not usable, got {path!r:.60}; give text or a path")

@@ -49,7 +49,7 @@ def attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
     return None
 
 
-def validate_values(schema: type[BaseModel], given: Fields) -> Any:
+def validate_values(schema: type[BaseModel], given: Mapping[Any, Any]) -> Any:
     """The values as the schema. Raises BadConfig with every problem."""
     try:
         return schema.model_validate(given)

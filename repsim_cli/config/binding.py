@@ -19,7 +19,11 @@ MISSING = "???"
 
 
 def check_arguments(
-    problems: list[str], path: str, function: Callable[..., Any], given: Fields, without: Collection[str] = ()
+    problems: list[str],
+    path: str,
+    function: Callable[..., Any],
+    given: Mapping[Any, Any],
+    without: Collection[str] = (),
 ) -> Fields:
     """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
     one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of

@@ -105,8 +105,8 @@ class _SampledLayer(NamedTuple):
 class _Near(NamedTuple):
     """The nearest rows of every sampled row so far, nearest first. values: the cosine less 1."""
 
-    values: Float[Tensor, "m k+1"]
-    rows: Int[Tensor, "m k+1"]
+    values: Float[Tensor, "m near"]
+    rows: Int[Tensor, "m near"]
 
 
 def _read_sampled_layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
@@ -191,7 +191,7 @@ def _merge_nearest(
     return _Near(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
-def _warn(near: Float[Tensor, "m k+1"], k: int, x: Float[Tensor, "m d"]) -> None:
+def _warn(near: Float[Tensor, "m near"], k: int, x: Float[Tensor, "m d"]) -> None:
     """Warns where many sampled rows have several candidates for the k-th place."""
     if near.shape[1] > k:
         tied = int((near[:, k - 1] == near[:, k]).sum())

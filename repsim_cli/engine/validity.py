@@ -44,7 +44,7 @@ UNPAIRED = (
 FOUND = (*REASONS, "lags")
 LEAST = 25  # documents that shifts need, if those that are alike count as one
 
-Group = Int[np.ndarray, "k l"]
+Group = Int[np.ndarray, "_ _"]
 
 
 def measure_dependence(

@@ -228,7 +228,7 @@ def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | N
     return MORE if rho >= TREND else LESS if rho <= -TREND else ""
 
 
-def choose_number_format(values: Float[np.ndarray, "r c"], *apart: tuple[float, float]) -> str:
+def choose_number_format(values: Float[np.ndarray, "..."], *apart: tuple[float, float]) -> str:
     """Chooses how the numbers of a map, and what stands beside them, are written: with two decimals, or as many as
     give the largest three digits where all are small or some are large. apart: values that must not look equal unless
     they are; up to three decimals more are for them.

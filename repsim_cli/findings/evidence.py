@@ -81,7 +81,7 @@ def say_standard_error(units: int, unit: str) -> str:
     return f"standard error over {say_count(units, unit)}"
 
 
-def weigh_mean(values: Sequence[float] | np.ndarray, threshold: float, unit: str, step: float = 0.0) -> Evidence:
+def weigh_mean(values: Values, threshold: float, unit: str, step: float = 0.0) -> Evidence:
     """Tests the mean of independent values, three or more, against the threshold.
 
     step: by which two values differ at least where they do, as rank correlations: they are known to within that.
@@ -104,7 +104,7 @@ def find_rho_step(count: int) -> float:
     return 12 / (count**3 - count)
 
 
-def weigh_mean_difference(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
+def weigh_mean_difference(first: Values, second: Values, unit: str) -> Evidence:
     """Tests the mean of three or more values minus that of three or more others, by Welch's t."""
     if (least := min(len(first), len(second))) < FEWEST:
         return replace(report_too_few(least, unit), needs=f"{say_count(FEWEST, unit)} of each kind")
@@ -118,7 +118,7 @@ def weigh_mean_difference(first: Sequence[float], second: Sequence[float], unit:
     )
 
 
-def weigh_lone_value(value: float, others: Sequence[float], unit: str) -> Evidence:
+def weigh_lone_value(value: float, others: Values, unit: str) -> Evidence:
     """Tests one value minus the mean of three or more others, all of which may vary as these do."""
     count = len(others)
     if count < FEWEST:
@@ -133,9 +133,7 @@ def negate_evidence(evidence: Evidence) -> Evidence:
     return replace(evidence, above=evidence.below, below=evidence.above)
 
 
-def weigh_by_jackknife(
-    value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str, step: float = 0.0
-) -> Evidence:
+def weigh_by_jackknife(value: float, threshold: float, left_out: Values, unit: str, step: float = 0.0) -> Evidence:
     """Tests a statistic against the threshold, with the standard error of the jackknife over units.
 
     left_out: the statistic without each of three or more units, NaN where it has no value. step: as in `weigh_mean`.
@@ -305,7 +303,7 @@ def list_permutations(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     return [np.concatenate([np.arange(len(permuted[0]))[None], permuted]) for permuted in drawn], f"{DRAWN + 1:,} drawn"
 
 
-def normalise(values: Sequence[float] | np.ndarray) -> Float[np.ndarray, " n"]:
+def normalise(values: Values) -> Float[np.ndarray, " n"]:
     """Centres values and brings them to norm 1, so that curves of several units count alike; zeros where all are
     equal."""
     apart = np.asarray(values, float) - np.mean(values)

@@ -2,21 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
 from jaxtyping import Float, Int
 
+Statistics = Float[np.ndarray, "..."] | np.floating[Any]
+
 
 class StandardErrors(NamedTuple):
     """se: of statistics of any shape. freedom: the degrees of freedom of each, 1 or more."""
 
-    se: Float[np.ndarray, "..."]
-    freedom: Float[np.ndarray, "..."]
+    se: Statistics
+    freedom: Statistics
 
 
-def estimate_standard_error(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> StandardErrors:
+def estimate_standard_error(left: Sequence[Float[np.ndarray, "_ ..."]], most: float = math.inf) -> StandardErrors:
     """Estimates the standard error of a statistic from what it is without each model (Efron 1982).
 
     left: for every group of models the statistic without each of its models. Groups are taken as independent: their
@@ -38,11 +40,11 @@ def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g
 
 
 def compute_t_interval(
-    value: Float[np.ndarray, "..."] | float,
+    value: Statistics | float,
     error: StandardErrors,
     level: float,
     bounds: Sequence[float | None] = (None, None),
-) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+) -> tuple[Statistics, Statistics]:
     """Makes a t interval (low, high) of this level about the value, within the bounds."""
     half = error.se * scipy.special.stdtrit(error.freedom, (1 + level) / 2)
     lowest, highest = (

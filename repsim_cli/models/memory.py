@@ -82,7 +82,7 @@ def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
     return made
 
 
-def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
+def wrap_arrays(arrays: Mapping[Any, Any]) -> Precomputed:
     """Arrays, tensors or tables (n, d) of real numbers by layer, in order, with paired rows. Raises BadInput for
     others."""
     if not arrays:

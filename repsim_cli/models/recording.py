@@ -27,7 +27,7 @@ ALONE = "module"  # the layer of a module without parts
 IN_MEMORY = 2**30  # bytes of the rows of torch modules; the rest is on the disk
 
 
-def check_given_documents(documents: Sequence[Any], count: int, what: str) -> list[str]:
+def check_given_documents(documents: Any, count: int, what: str) -> list[str]:
     """The given documents as text. Raises BadInput where they are not as many as the rows or items."""
     if isinstance(documents, str) or not isinstance(documents, Sequence | np.ndarray):
         raise BadInput(f"documents: a list, got {type(documents).__name__}; give the document of each row")
@@ -43,7 +43,7 @@ def record_modules(
     *,
     forward: Forward | None = None,
     maps: Maps = "flattened",
-    documents: Sequence[Any] | None = None,
+    documents: Sequence[Any] | np.ndarray | None = None,
 ) -> dict[str, Precomputed]:
     """Records what torch modules compute: the first `IN_MEMORY` bytes in memory, the rest on the disk, until they are
     let go.
@@ -126,7 +126,7 @@ class _Rows:
                 file.write(rows[name].data)
             self.hash.update(rows[name].data)
 
-    def keep(self, source: str, documents: Sequence[Any] | None) -> Precomputed:
+    def keep(self, source: str, documents: Sequence[Any] | np.ndarray | None) -> Precomputed:
         """The rows as stored activations, whose files are removed with them. documents: one of every item."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:

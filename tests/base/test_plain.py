@@ -13,6 +13,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from helpers.nights import slow
+from helpers.typed import untyped
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -171,6 +172,7 @@ def test_keys_of_labels_that_hold_what_joins_them():
     assert kept == {"a, b, c": "a, b", "a, b, c 2": "a", "a, b, c 3": "a"}
 
 
+@untyped
 @pytest.mark.parametrize("label", ["../../outside", "/tmp/x", "x" * 300, "a\0b"])
 def test_rows_of_a_run_stay_in_its_folder(tmp_path, monkeypatch, label):
     monkeypatch.setattr(cached, "make_activations_key", lambda *_: "key")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.typed import untyped
 from safetensors.torch import save_file
 
 import repsim_cli
@@ -279,6 +280,7 @@ def test_verify_refuses_before_it_loads(monkeypatch):
         repsim_cli.verify("tiny_a", "tiny_b", layer_ids=[0])
 
 
+@untyped
 def test_a_plan_tokenizes_the_beginning_of_the_text(text):
     """Ids beyond the vocabulary are refused by a dry run too."""
 

@@ -168,7 +168,7 @@ def test_heavy_rows_keep_their_level_at_the_tail():
         *([closed_null.compute_null_moments(torch.from_numpy(x))] for x in squares)
     )
     orders = (rng.permutation(50) for _ in range(20_000))
-    drawn = torch.tensor([np.vdot(squares[0], squares[1][o][:, o]) for o in orders], dtype=torch.float64)
+    drawn = torch.tensor([[np.vdot(squares[0], squares[1][o][:, o]) for o in orders]], dtype=torch.float64)
     z = (drawn - float(null.mean)) / float(null.deviation)
     level = 0.05 / 36
     rates = {}

@@ -2,7 +2,7 @@
 
 import warnings
 
-import numpy as np
+import torch
 
 from repsim_cli.engine.estimates import file_warnings, say_notices
 from repsim_cli.engine.pairs import SimilarityMatrix
@@ -11,7 +11,7 @@ from repsim_cli.measures.base import MeasureWarning
 
 def matrix(*notices):
     return SimilarityMatrix(
-        values=np.eye(1), se=None, estimate="full", rows=9, batches=1, statistics={}, notices=notices
+        values=torch.eye(1), se=None, estimate="full", rows=9, batches=1, statistics={}, notices=notices
     )
 
 

@@ -18,6 +18,10 @@ from repsim_cli.runs.content import COPIES, SAME
 NAMES = [f"resid_post@{block}" for block in range(4)]
 
 
+def no_rows(name, rows):
+    raise AssertionError("rows are given as a stream")
+
+
 def said(*models, **how):
     """The sentences about these models."""
     tables = compared(*models, **how)
@@ -26,7 +30,7 @@ def said(*models, **how):
 
 def compared(*models, names=NAMES, dtype="float32", blocks=2, twice=False):
     """The tables about these models; each is the rows of its layers. twice: it is one model, on several texts."""
-    sources = [Precomputed(names=names, rows=8, widths=[5] * len(names), read=None, identity=None) for _ in models]
+    sources = [Precomputed(names=names, rows=8, widths=[5] * len(names), read=no_rows, identity=dict) for _ in models]
     readings = [
         Reading(
             label,

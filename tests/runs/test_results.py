@@ -54,7 +54,7 @@ def test_arrays_are_float64_and_never_pickled(tmp_path):
     assert array.dtype == np.float64
     np.testing.assert_array_equal(array, np.eye(3))
     np.save(run.folder / "arrays" / "y.npy", np.array([{}], dtype=object))
-    with pytest.raises(BadInput, match="cannot be read, got 'Object arrays cannot be loaded"):
+    with pytest.raises(BadInput, match="cannot be read, got 'Python objects'"):
         reader.read_array(run.folder, "arrays/y.npy")
     with pytest.raises(BadInput, match="an array outside the run, got '../../x.npy'"):
         reader.read_array(run.folder, "../../x.npy")

@@ -148,7 +148,7 @@ def _find_closest_layer_pairs(comparison: Comparison, label: str, matrix: Simila
         block = values[a, b]
         if not np.isnan(block).all():
             i, j = np.unravel_index(np.nanargmax(block), block.shape)
-            yield a.start + int(i), b.start + int(j)
+            yield int(a.start + i), int(b.start + j)
 
 
 def _tabulate_sampled_pairs(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ def _hash(tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def load_map(path: str | os.PathLike[str]) -> VectorMap:
+def load_map(path: Any) -> VectorMap:
     """Reads a map that `save` wrote. Raises BadInput for any other file, and for one whose numbers were changed."""
     file = expand_path(path)
     if not file.is_file():

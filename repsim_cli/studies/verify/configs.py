@@ -49,7 +49,7 @@ def list_different_settings(
     ]
 
 
-def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_settings(settings: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for key, value in settings.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping):

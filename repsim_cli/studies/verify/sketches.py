@@ -30,7 +30,7 @@ def _make_fixed_signs(width: int) -> Float[Tensor, "d k"]:
     return torch.from_numpy(signs / COLUMNS**0.5)
 
 
-def sketch_rows(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
+def sketch_rows(x: Tensor, places: Places) -> Float[Tensor, "n parts kept"]:
     """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
     than half of a rounding."""
     rows = zero_masked_values(raise_precision(places.tokens(x)[0])).double()
@@ -44,8 +44,8 @@ def compute_checksum(x: Tensor) -> str:
 
 
 def judge_sketches(
-    c: Float[Tensor, "n parts k+1"],
-    r: Float[Tensor, "n parts k+1"],
+    c: Float[Tensor, "..."],
+    r: Float[Tensor, "..."],
     floor: Float[Tensor, "n parts"] | None,
     dtype: torch.dtype,
 ) -> Judged:

@@ -1,6 +1,7 @@
 """Values on samples of the rows: what the same samples give alone, with their spread and the level of chance."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_a_run_without_it_says_so():
     from repsim_cli.studies.similarity.finding_fewer_rows import FewerRows, fewer_rows
 
     with pytest.raises(BadInput, match="the run has no values of fewer rows; run it again with analyses.fewer"):
-        fewer_rows(Finished(folder=None, manifest={}, results=Results(study="similarity")), FewerRows(), [])
+        fewer_rows(Finished(folder=Path(), manifest={}, results=Results(study="similarity")), FewerRows(), [])
 
 
 def test_warnings_are_of_all_rows_alone(repsim, newest, tmp_path):
