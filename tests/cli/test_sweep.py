@@ -21,7 +21,7 @@ def mean_of(folder, label, place):
 
 
 def test_maps_of_jobs_that_differ_by_their_seed(repsim, tmp_path):
-    """Of each setting by itself, the models with themselves without the diagonal."""
+    """Each setting has its own; models with themselves are without the diagonal."""
     sweep = tmp_path / "outputs" / "2026-11-20" / "07-30-41-sweep"
     rows = [("extract=words", seed) for seed in (0, 1, 2)] + [("extract=pooled", seed) for seed in (3, 4)]
     jobs = [job_of(sweep, n, word, seed=seed, measures=("cka",)) for n, (word, seed) in enumerate(rows)]
@@ -40,7 +40,7 @@ def test_maps_of_jobs_that_differ_by_their_seed(repsim, tmp_path):
 
 @pytest.mark.parametrize(("words", "seeds"), [((), (0,)), ((), (1, 1)), (("extract=words", "extract=pooled"), (0, 1))])
 def test_nothing_is_said_of_one_run(repsim, tmp_path, words, seeds):
-    """Nor of runs of the same values to the bit, or of other settings."""
+    """Runs of the same values to the bit, and of other settings, are no seeds either."""
     sweep = tmp_path / "outputs" / "2026-11-20" / "07-30-41-sweep"
     for number, seed in enumerate(seeds):
         job_of(sweep, number, *words[number : number + 1], seed=seed)

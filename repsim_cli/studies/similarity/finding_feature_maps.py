@@ -34,9 +34,9 @@ from repsim_cli.findings.layers import order_layers, read_block_number, read_hoo
 from repsim_cli.findings.partitions import (
     FEWEST,
     Square,
-    find_contiguous_segments,
     find_spectral_clusters,
 )
+from repsim_cli.findings.sub_networks import SubNetworks, find_sub_networks
 from repsim_cli.findings.walks import require_beyond_walks
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix
 
@@ -244,8 +244,9 @@ def _draw_feature_maps(run: Finished, kept: Sequence[Matrix]) -> Any:
             panel.axvline(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
     what = f"first image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
-    bars = f"bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
-    set_headline(figure, "What the layers see of an image, and where they change", what, bars)
+    bars = f"bars: how far a layer is from the one before ({rows:,} images)"
+    marks = "triangles: where a segment begins, hollow where segments are no clearer than of layers that wander"
+    set_headline(figure, "What the layers see of an image, and where they change", what, f"{bars}; {marks}")
     return figure
 
 
@@ -270,9 +271,11 @@ def _draw_layer_distances(panel: Any, layers: LayerMap, names: Sequence[str], co
     for number, (square, line, colour) in enumerate(zip(squares, steps, colours.values(), strict=True)):
         left = np.arange(len(line)) + 0.5 + (number - (len(colours) - 1) / 2) * thick
         panel.bar(left, line / 10.0**power, width=thick, color=colour)
-        begun = np.flatnonzero(np.diff(find_contiguous_segments(square, larger_is_closer, count=None).labels))
+        found = find_sub_networks(square, names, larger_is_closer, SubNetworks(method="segments"), None)
+        begun = np.flatnonzero(np.diff(found.groups["segments"].labels))
+        fill_style = "full" if found.walks.get("segments") == "yes" else "none"
         panel.plot(begun + 0.5, np.full(len(begun), 1.0 + 0.1 * number), "v", color=colour, markersize=4,
-                   transform=panel.get_xaxis_transform(), clip_on=False, zorder=3)  # fmt: skip
+                   fillstyle=fill_style, transform=panel.get_xaxis_transform(), clip_on=False, zorder=3)  # fmt: skip
     panel.set_xlim(-1.5, len(names) - 0.5)
     panel.set_ylim(0, None)
     panel.set_xticks([])
