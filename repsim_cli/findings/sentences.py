@@ -66,6 +66,8 @@ def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str
     (said, numbers), (said_back, numbers_back) = (_say(measured, sides, [sides]) for sides in found)
     if said == said_back:
         return said, numbers
+    if UNJUDGED in (said, said_back):
+        return UNJUDGED, f"{numbers}; back {numbers_back}"
     return f"{said} from {there.first} to {there.second}, and {said_back} back", f"{numbers}; back {numbers_back}"
 
 

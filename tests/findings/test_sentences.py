@@ -255,3 +255,6 @@ def test_where_no_error_is_known_numbers_are_said_alone():
     assert known.startswith(f"a and b {BEYOND}: L 0.30 at x and 0.30 at z, highest 0.50 at y, error not known; chance ")
     assert other.startswith("L1 agrees: L1 0.50 at x and 0.70 at z, highest 0.90 at y, error not known; chance ")
     assert say(square(0.5, 0.5, 0.5), **unknown)[0].startswith("a and b are about as alike at every depth: L 0.50 at")
+    both = say(turned, back=square(0.5, 0.5, 0.5), **unknown)[0]
+    assert both.startswith(f"a and b {UNJUDGED}: L 0.30 at x and 0.30 at z, highest 0.50 at y; chance ")
+    assert "; back L 0.50 at every layer; chance " in both
