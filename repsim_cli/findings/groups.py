@@ -157,7 +157,7 @@ def make_curves(
             error = estimate_standard_error(
                 _average_without_each(lines, places, kind), float(satterthwaite(1 / counts, counts))
             )
-            low, high = compute_t_interval(lines.mean(0), error, level, bounds)
+            low, high = map(np.asarray, compute_t_interval(lines.mean(0), error, level, bounds))
             of = f"{100 * level:g} % over models"
             bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
         by_name[find_free_key(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(
