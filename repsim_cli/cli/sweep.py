@@ -53,18 +53,21 @@ def _say_damage(folder: Path) -> str:
 
 def _say_over_seeds(jobs: Sequence[tuple[Path, Sequence[str], Sequence[str]]]) -> Iterator[str]:
     """Says the mean of each map over jobs that differ by their seed alone, and its standard deviation. jobs: the
-    folder, all words and those that other jobs set otherwise, each with values of its own."""
+    folder, all words and those that other jobs set otherwise; no two have the same values."""
     alike = defaultdict[tuple[str, ...], dict[str, dict[tuple[str, str], float]]](dict)
+    said: dict[tuple[str, ...], list[str]] = {}
     for path, words, own in jobs:
         seed = next((word.removeprefix(SEED) for word in words if word.startswith(SEED)), None)
         if seed is not None:
-            alike[tuple(word for word in own if not word.startswith(SEED))][seed] = _read_means(path)
+            same = tuple(word for word in words if not word.startswith(SEED))
+            alike[same][seed] = _read_means(path)
+            said[same] = [word for word in own if not word.startswith(SEED)]
     for words, by_seed in alike.items():
         first, *others = by_seed.values()
         shared = [key for key in first if all(key in means for means in others)]
         if not others or not shared:
             continue
-        given = " ".join([*words, SEED + ",".join(by_seed)])
+        given = " ".join([*said[words], SEED + ",".join(by_seed)])
         yield f"  {given}: the mean of each map, ± its standard deviation over the {len(by_seed)} runs"
         width = [max(len(key[part]) for key in shared[:SHOWN]) for part in (0, 1)]
         for label, pair in shared[:SHOWN]:

@@ -38,7 +38,10 @@ def test_maps_of_jobs_that_differ_by_their_seed(repsim, tmp_path):
             assert f"{pair}  {np.mean(means):.3g} ± {np.std(means, ddof=1):.2g} " in lines[first + place]
 
 
-@pytest.mark.parametrize(("words", "seeds"), [((), (0,)), ((), (1, 1)), (("extract=words", "extract=pooled"), (0, 1))])
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [((), (0,)), ((), (1, 1)), (("extract=words", "extract=pooled"), (0, 1)), (("extract=words",), (0, 1))],
+)
 def test_nothing_is_said_of_one_run(repsim, tmp_path, words, seeds):
     """Runs of the same values to the bit, and of other settings, are no seeds either."""
     sweep = tmp_path / "outputs" / "2026-11-20" / "07-30-41-sweep"
