@@ -78,7 +78,8 @@ def draw_map(run: Finished, measured: Measured) -> Any:
 
 
 def _list_models(measured: Measured) -> list[str]:
-    return list(dict.fromkeys(side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)))
+    matrices = measured.matrices
+    return list(dict.fromkeys([*(each.rows.model for each in matrices), *(each.columns.model for each in matrices)]))
 
 
 def _has_all_pairs(measured: Measured) -> bool:
