@@ -24,11 +24,11 @@ from repsim_cli.config.words import convert_to_overrides, set_key, spread_groups
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.data.text import SUFFIXES as TEXTS
+from repsim_cli.data.text import TABLES
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
 
 MEASURES = ("cka_unbiased", "mutual_knn")  # the default
-TABULAR = (".csv", ".tsv")
 # what turns texts into rows
 READ_FROM_TEXT = [
     *("hook_points", "layers", "unit", "piece", "padding", "length", "long", "sequences", "pool", "separator"),
@@ -168,9 +168,9 @@ def make_data_entry(given: Any) -> dict[str, Any]:
 
 def _make_file_entry(name: str, place: Path) -> dict[str, str]:
     """The entry for a file or folder. Raises BadInput for a file of another kind."""
-    if place.is_file() and not name.endswith(known := (*TEXTS, *TABULAR)):
+    if place.is_file() and not name.endswith(known := (*TEXTS, *TABLES)):
         raise BadInput(f"data: unknown kind of file, got '{name}'; use {', '.join(known)}")
-    tabular = place.is_dir() or place.suffix in TABULAR
+    tabular = place.is_dir() or place.suffix in TABLES
     return {"kind": "table" if tabular else "local_text", "path": name}
 
 

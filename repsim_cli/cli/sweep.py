@@ -81,10 +81,10 @@ def _say_over_seeds(jobs: Sequence[tuple[Path, Sequence[str], Sequence[str]]]) -
 
 
 def _read_means(folder: Path) -> dict[tuple[str, str], float]:
-    """The mean of each map of a run that has a value, by measure and pair of models."""
+    """Reads the mean of each map of a run that has a value, by measure and pair of models."""
     found = {
         (measured.label, name): values[~np.isnan(values)]
-        for measured in reader.read_results(folder).measures
+        for measured in reader.read_results(folder, arrays=False).measures  # which are as they were left
         for pair in measured.matrices
         for name, values in split_by_hook_point(pair, partial(reader.read_array, folder))
     }

@@ -27,11 +27,7 @@ UNTIMED = {
     "finetune_nli", "glue_freezing", "modsum_training", "pythia_architecture", "yelp_freeze", "yelp_prune"
 }  # fmt: skip
 PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
-# of a study that others in the list have too
-ALIKE = [
-    *(name for name in PUBLISHED if name.startswith(("yelp_", "hans_")) and name not in ("yelp_gw", "hans_identity_stitching")),
-    "grounding_images", "layer_identification_images", "solu_gelu_stitching", "universality_hub",
-]  # fmt: skip
+ALIKE = {name for name in PUBLISHED if name.startswith(("yelp_", "grounding_", "universality_"))} - {"yelp_gw"}
 
 
 @pytest.fixture
