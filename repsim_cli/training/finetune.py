@@ -23,7 +23,7 @@ from repsim_cli.data.labels import Scoring
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.pretrained import load
 from repsim_cli.training.blocks import Freeze
-from repsim_cli.training.loop import Along, Pace, train
+from repsim_cli.training.loop import Along, Pace, check_warm_up, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
@@ -58,8 +58,10 @@ class EncoderRecipe:
     device: str = "cpu"
 
     def total(self, examples: int) -> int:
-        """The number of steps that training takes on so many examples."""
-        return self.steps or math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
+        """The number of steps that training takes on so many examples. Raises BadInput for a warm-up as long."""
+        steps = self.steps or math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
+        check_warm_up(self.warm_up, steps)
+        return steps
 
     def rate(self, step: int, total: int) -> float:
         if step < self.warm_up:
@@ -97,7 +99,8 @@ class FineTuneRecipe(EncoderRecipe):
         return sorted(self.save or [])
 
     def check(self, total: int) -> None:
-        """Raises BadInput for a checkpoint after the last of `total` steps."""
+        """Raises BadInput for a checkpoint after the last of `total` steps, and for a warm-up as long."""
+        check_warm_up(self.warm_up, total)
         if self.kept and self.kept[-1] > total:
             raise BadInput(f"save: no such step, got {self.kept[-1]}; steps go from 0 to {total}")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.timer import Timer
 from repsim_cli.runs.results import SAVE_EVERY, Progress, quiet
 from repsim_cli.training.sparse import SparseTraining
@@ -18,6 +18,12 @@ from repsim_cli.training.state import is_resumable, restore_state, save_state
 
 def keep_nothing(step: int) -> None:
     """A `save` that keeps nothing."""
+
+
+def check_warm_up(rising: int, steps: int) -> None:
+    """Raises BadInput for a rate that rises in all `steps`, and never is the largest."""
+    if 0 < rising >= steps:
+        raise BadInput(f"warm_up: as long as the training, which has {steps} steps; lower it, or train for more")
 
 
 @dataclass(frozen=True)

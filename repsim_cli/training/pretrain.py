@@ -21,7 +21,7 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import import_transformers
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.runs.results import Progress, dumps, write
-from repsim_cli.training.loop import Along, Pace, keep_nothing, train
+from repsim_cli.training.loop import Along, Pace, check_warm_up, keep_nothing, train
 
 END = "<|endoftext|>"
 AT_ONCE = 32  # held-out sequences
@@ -41,14 +41,25 @@ class TextRecipe:
     steps: how many steps of training, each on sequences drawn with replacement.
     batch_size: sequences per step.
     learning_rate: the largest rate, after the warm-up.
-    warm_up: the steps over which the rate rises.
+    warm_up: the steps over which the rate rises; `auto`: 50, at most a tenth of the training.
+
+    Raises BadInput for a warm-up as long as the training, whose rate never is the largest.
     """
 
     length: Medium = 128
     steps: Positive = 1000
     batch_size: Medium = 16
     learning_rate: Above0 = 3e-3
-    warm_up: Positive = 50
+    warm_up: Positive | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.rising > 1:  # a rise over one step is none
+            check_warm_up(self.rising, self.steps)
+
+    @property
+    def rising(self) -> int:
+        """The steps of the warm-up."""
+        return min(50, max(1, self.steps // 10)) if self.warm_up == "auto" else self.warm_up
 
     @property
     def tokens(self) -> int:
@@ -73,6 +84,7 @@ class PretrainRecipe(TextRecipe):
     save: Steps = "log"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.vocabulary < BYTES:
             raise BadInput(
                 f"vocabulary: a token for each of the {BYTES - 1} bytes and one for the end of a text are needed, got "
@@ -211,7 +223,7 @@ def train_causal_model(
 
     def rate(step: int) -> float:
         decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
-        return recipe.learning_rate * min((step + 1) / recipe.warm_up, decay)
+        return recipe.learning_rate * min((step + 1) / recipe.rising, decay)
 
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     return train(model, optimiser, loss, pace=Pace(steps, rate, 1.0), seed=seed, along=Along(save=save, state=state))

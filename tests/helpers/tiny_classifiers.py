@@ -3,6 +3,7 @@
 TINY_FINETUNED = [
     "model.tiny_nli.seeds=[0,1]",
     "model.tiny_nli.shared.recipe.steps=3",
+    "model.tiny_nli.shared.recipe.warm_up=1",
     "model.tiny_nli.recipe.steps=4",
     "model.tiny_nli.recipe.warm_up=1",
     "model.tiny_nli.shared.data.examples=60",

@@ -15,7 +15,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import REACHED, Axis, Curve
 from repsim_cli.studies.pretrain.finding import say_loss
-from repsim_cli.training import pretrain
+from repsim_cli.training import finetune, pretrain
 from repsim_cli.training import series as trained_series
 
 CONFIG = "{model_type: gpt_neox, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 32, tie_word_embeddings: true, bos_token_id: 0, eos_token_id: 0}"  # fmt: skip
@@ -207,6 +207,18 @@ def test_too_little_text():
     recipe = pretrain.PretrainRecipe(config={"model_type": "gpt2"}, vocabulary=300, length=8, steps=1)
     with pytest.raises(BadInput, match="data: too little text to train on, got . sequences of 8; give more"):
         pretrain.make_corpus(few, recipe, seed=0)
+
+
+def test_a_rate_reaches_its_height_within_the_training():
+    assert [pretrain.TextRecipe(steps=steps).rising for steps in (1, 9, 20, 300, 1000)] == [1, 1, 2, 30, 50]
+    assert pretrain.TextRecipe(steps=20, warm_up=19).rising == 19
+    for short in (
+        lambda: pretrain.TextRecipe(steps=20, warm_up=20),
+        lambda: finetune.FineTuneRecipe(steps=20, warm_up=20),
+        lambda: finetune.EncoderRecipe(epochs=1, batch_size=5, warm_up=40).total(100),
+    ):
+        with pytest.raises(BadInput, match="warm_up: as long as the training, which has 20 steps; lower it, or train"):
+            short()
 
 
 def test_a_loss_that_is_not_finite(monkeypatch):
