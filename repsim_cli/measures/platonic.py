@@ -28,7 +28,7 @@ def clamp_units(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     x = x / choose_power_of_two(x)
     limit = float(x.abs().flatten().kthvalue(int(QUANTILE * x.numel()) + 1).values)
     if not limit:
-        raise Degenerate(f"{QUANTILE:.0%} of the values are 0, got a limit of 0; set rows=centred")
+        raise Degenerate(f"{100 * QUANTILE:.0f} % of the values are 0, got a limit of 0; set rows=centred")
     x = x.clamp(-limit, limit)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     # + 0.0 removes negative zeros, so that equal rows have equal bits

@@ -123,7 +123,7 @@ def test_neighbours_of_other_documents_are_found_among_such_rows():
 def test_mostly_zeros_are_refused():
     x = np.zeros((60, 40))
     x[:, 0] = np.arange(60) + 1
-    with pytest.raises(Degenerate, match="x: 95% of the values are 0, got a limit of 0; set rows=centred"):
+    with pytest.raises(Degenerate, match="x: 95 % of the values are 0, got a limit of 0; set rows=centred"):
         measures.get("mutual_knn", rows="platonic")(x, x)
 
 

@@ -144,11 +144,11 @@ def test_no_sentence_says_that_a_value_is_none(study):
 
 
 def test_layers_that_converge_early_may_not_be_known():
-    row = {**COURSE, "early": None, "both": None, "undefined because": "no checkpoint in the first 10%"}
+    row = {**COURSE, "early": None, "both": None, "undefined because": "no checkpoint in the first 10 %"}
     whole = Results(study="effective_rank", tables={"early convergence and large rank": table(row)})
     assert say_main_findings(whole) == [
         "m, attn_out of parameters: 3 of 6 layers have a large rank, which converge early is not known (no checkpoint in "
-        "the first 10%)"
+        "the first 10 %)"
     ]
 
 
@@ -165,7 +165,7 @@ def test_sentences_say_what_is_no_more_than_chance_and_what_lies_between():
         "p": 0.4,
     }
     (said,) = say_main_findings(Results(study="views", tables={"neighbours that stay": table(stay)}))
-    assert "in the first layer no more than by chance, 35% stay" in said
+    assert "in the first layer no more than by chance, 35 % stay" in said
     course = [
         {"model": "m", "measure": "gw", "step": step, "mean over pairs of layers": value}
         for step, value in ((0, 0.007), (16, 0.06), (100, 0.005), (1000, 0.006))

@@ -165,8 +165,8 @@ def _draw_map(shown: Sequence[str], run: Finished) -> Any:
             style = {**style_of[row["model"]], "linestyle": "none"}
             panel.plot([row["first"]], [row["second"]], **style, markersize=5, label=row["model"])
         panel.set_title(_name_depth(depth), loc="left", fontsize=9, parse_math=False)
-        panel.set_xlabel(f"first axis ({rows[0]['share of the first']:.0%})", fontsize=8)
-        panel.set_ylabel(f"second ({rows[0]['share of the second']:.0%})", fontsize=8)
+        panel.set_xlabel(f"first axis ({100 * rows[0]['share of the first']:.0f} %)", fontsize=8)
+        panel.set_ylabel(f"second ({100 * rows[0]['share of the second']:.0f} %)", fontsize=8)
         panel.set_xlim(-reach, reach)
         panel.set_ylim(-reach, reach)
         panel.set_aspect("equal")

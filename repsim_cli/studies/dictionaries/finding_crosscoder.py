@@ -37,9 +37,9 @@ def say_answers(sides: Table, latents: Table) -> Iterator[list[str]]:
     for row in sides.rows:
         side, explained, error, shuffled = row[0], *row[3:6]
         alone = kinds[side]
-        said = f"{alone['share']:.1%} of the latents are of it alone"
+        said = f"{100 * alone['share']:.1f} % of the latents are of it alone"
         if alone["latents"]:
-            said += f" ({alone['never active']:.0%} of them never active)"
+            said += f" ({100 * alone['never active']:.0f} % of them never active)"
         if (beyond := alone["in the errors of others"]) is not None:
             doubt = "; so the others have them too" if beyond > FOUND else ""
             said += f", whose directions stand in the others' errors {beyond:.2f} times as strongly{doubt}"
@@ -51,8 +51,8 @@ def say_answers(sides: Table, latents: Table) -> Iterator[list[str]]:
     every, between = kinds[ALL_SIDES], kinds[BETWEEN_SIDES]
     yield [
         ALL_SIDES,
-        f"{every['share']:.1%} of the latents have about the same norm on them{_say_never_active(every)}, "
-        f"{between['share']:.1%} are neither of one alone nor of all alike{_say_from_others(every)}",
+        f"{100 * every['share']:.1f} % of the latents have about the same norm on them{_say_never_active(every)}, "
+        f"{100 * between['share']:.1f} % are neither of one alone nor of all alike{_say_from_others(every)}",
     ]
 
 
@@ -69,7 +69,7 @@ def _say_from_others(row: Any) -> str:
 
 
 def _say_never_active(row: Any) -> str:
-    return "" if row["never active"] is None else f" ({row['never active']:.0%} of them never active)"
+    return "" if row["never active"] is None else f" ({100 * row['never active']:.0f} % of them never active)"
 
 
 def compute_norm_shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:

@@ -48,7 +48,7 @@ def say_dictionary_worth(row: Row, base: Row) -> str:
         said.append(_say(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
     elif row[MORE] is not None:
         said.append(f"costs {row[MORE]:+.3f} nats, of which no share is said: the mean row costs too little")
-    return "; ".join([*said, f"{row[DEAD]:.0%} of latents are dead ({base[DEAD]:.0%})"])
+    return "; ".join([*said, f"{100 * row[DEAD]:.0f} % of latents are dead ({100 * base[DEAD]:.0f} %)"])
 
 
 def _say(row: Row, base: Row, score: str, verb: str, of: str) -> str:

@@ -76,8 +76,8 @@ def _draw(run: Finished) -> Any:
         panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5)
         panel.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, parse_math=False)
     shares = table.rows[0][3:]
-    panel.set_xlabel(f"first axis, nats ({shares[0]:.0%} of squared distances)", fontsize=8)
-    panel.set_ylabel(f"second axis ({shares[1]:.0%})", fontsize=8)
+    panel.set_xlabel(f"first axis, nats ({100 * shares[0]:.0f} % of squared distances)", fontsize=8)
+    panel.set_ylabel(f"second axis ({100 * shares[1]:.0f} %)", fontsize=8)
     panel.margins(0.2)
     panel.set_aspect("equal", adjustable="datalim")
     draw_light_grid(panel)

@@ -30,11 +30,11 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
     for (models, point), some in found:
         rows = list(some)
         shares = ", ".join(
-            f"{row['measure']} {row['identified']:.0%}"
+            f"{row['measure']} {100 * row['identified']:.0f} %"
             + (f" ({', '.join(known)})" if (known := _list_bounds(row)) else "")
             for row in rows
         )
-        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {rows[0]['chance']:.0%}"
+        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {100 * rows[0]['chance']:.0f} %"
         yield models, f"{models}, {point}: closest to the same layer of another seed, {of}: {shares}"
     for row in list_table_records(whole, "sub-networks", "sub-networks"):
         if row["found by"] != "segments":
@@ -52,5 +52,5 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
 
 def _list_bounds(row: Mapping[str, Any]) -> list[str]:
     """The interval of a share of layers, and its p, where these are known."""
-    between = [] if None in (row["low"], row["high"]) else [f"{row['low']:.0%} to {row['high']:.0%}"]
+    between = [] if None in (row["low"], row["high"]) else [f"{100 * row['low']:.0f} % to {100 * row['high']:.0f} %"]
     return between + ([] if row.get("p") is None else [f"p {row['p']:.2g}"])

@@ -92,7 +92,7 @@ def tabulate_matthews(similarity: Sequence[Curve], ranks: Sequence[Curve], optio
         wide = find_large_layers(rank, options.large_gradients if relative else options.large_parameters, relative)
         head = [model, point, of, len(wide)]
         if rises is None:
-            why = f"no checkpoint in the first {options.early_share:.0%}"
+            why = f"no checkpoint in the first {100 * options.early_share:.0f} %"
             rows.append([*head, None, sum(wide), None, None, why])
             continue
         both = sum(a and b for a, b in zip(rises, wide, strict=True))

@@ -47,9 +47,10 @@ def say_staying(rows: Rows) -> Iterator[Said]:
     """Says how many of the nearest rows of the first layer stay in later ones, and whether more than by chance."""
     for row in rows:
         near = f"of the {row['nearest']} rows nearest to each of {row['rows']} in the first layer"
-        known = f"({row['space']}; by chance {row['by chance']:.0%}, p {row['p']:.2g})"
+        known = f"({row['space']}; by chance {100 * row['by chance']:.0f} %, p {row['p']:.2g})"
         more = "no more than by chance, " * (row["p"] > LEVEL)
-        yield row["model"], f"{row['model']}: {near} {more}{row['share that stays']:.0%} stay in later ones {known}"
+        stay = f"{more}{100 * row['share that stays']:.0f} % stay in later ones"
+        yield row["model"], f"{row['model']}: {near} {stay} {known}"
 
 
 def say_shifts(rows: Rows) -> Iterator[Said]:
@@ -67,7 +68,8 @@ def say_shifts(rows: Rows) -> Iterator[Said]:
         known = "" if errors[most] is None else f" (se {errors[most]:.2g})"
         others = say_others([row["layer"] for row in layers], alike, most)
         new = layers[most].get("in bins empty before") or 0
-        where = f"{new:.0%} of them lie in bins that the layer before leaves empty: KL says how these are filled"
+        bins = "bins that the layer before leaves empty"
+        where = f"{100 * new:.0f} % of them lie in {bins}: KL says how these are filled"
         at = f"{layers[most]['layer']}, KL {values[most]:.2g} nats{known}{f' ({where})' * (new > FEW)}"
         said = f"distances of rows change most at {at}{others}"
         yield model, f"{model}: {said}"

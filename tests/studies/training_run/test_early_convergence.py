@@ -58,7 +58,7 @@ def test_the_table():
     assert rows == [["m", "attn_out", "parameters", 4, 0, 3, 0, None, "none early"]]
     late = made([[0.5, 1.0]] * 4, steps=(50, 100))
     rows = tabulate_matthews([late], [parameters], Ranks()).rows
-    assert rows == [["m", "attn_out", "parameters", 4, None, 3, None, None, "no checkpoint in the first 10%"]]
+    assert rows == [["m", "attn_out", "parameters", 4, None, 3, None, None, "no checkpoint in the first 10 %"]]
     with pytest.raises(BadInput, match="extract: the table needs the similarity of .*, got none; read all layers"):
         tabulate_matthews([], [parameters], Ranks())
 

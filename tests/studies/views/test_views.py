@@ -92,7 +92,7 @@ def test_layers_that_are_drawn_alike_are_not_told_apart():
     for line, new in zip(lines, measure_new_shares(counts[0]), strict=True):
         line["in bins empty before"] = new
     ((_, said),) = say_shifts(lines)
-    assert re.search(r"nats \(se \S+\) \(\d+% of them lie in bins that the layer before leaves empty: KL says", said)
+    assert re.search(r"nats \(se \S+\) \(\d+ % of them lie in bins that the layer before leaves empty: KL says", said)
 
 
 def test_the_error_of_a_divergence_is_a_jackknife():
