@@ -182,6 +182,9 @@ def show_command(parsed: argparse.Namespace) -> int:
     for name, seconds in reader.read_manifest(folder)["timings"].items():
         say(f"  {name}: {seconds:.1f} s")
     say(*_write_unit_lines(folder))
+    if (folder.parent / "jobs.json").is_file():
+        jobs = len(folders.list_jobs(folder.parent))
+        say(f"  sweep: one of {jobs} jobs, which repsim show {folder.parent.name} gives together")
     return 0
 
 

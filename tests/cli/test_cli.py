@@ -170,12 +170,12 @@ def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, ti
     assert code == 0, err
     made = folders.list_run_folders(tmp_path / "outputs")
     assert [reader.read_manifest(f)["seed"] for f in made] == [0, 1]
-    assert len({f.parent for f in made}) == 1
-    assert {f.name for f in made} == {"0-similarity", "1-similarity"}
+    assert [str(f.relative_to(made[0].parent)) for f in made] == ["0-similarity", "1-similarity"]
     for name in (str(made[0].parent), made[0].parent.name):
         code, _, err = repsim("export", name, "--csv")
         said = f"error: RUN: one run is needed, got the sweep '{name}'; name one of its jobs, e.g. {made[0]}\n"
         assert (code, err) == (2, said)
+    assert f"  sweep: one of 2 jobs, which repsim show {made[0].parent.name} " in repsim("show", "similarity")[1]
 
 
 def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
