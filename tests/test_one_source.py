@@ -124,6 +124,7 @@ def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
             assert of_page["level"] not in [level["level"] for level in of_page["matrices"]]
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest):
     words = [f"--set={word}" for word in TESTED if word.startswith("extract")]
     code, out, err = repsim(

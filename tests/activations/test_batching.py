@@ -298,6 +298,7 @@ def test_counts_of_an_interrupted_run_continue():
     assert record == {"tokens_read": 7, "places": 9}
 
 
+@pytest.mark.slow
 def test_what_the_manifest_counts(repsim, newest):
     """Words: almost no padding, and nothing is run where the cache has all."""
     words = (

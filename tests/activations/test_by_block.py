@@ -206,6 +206,7 @@ def killed(block, source, given, extract, entry):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(typed, entry):
     source, given, read = typed("t5"), sequences([12] * 5), []
     extract = Extract(hook_points=points(source, ["resid_post", "final_norm"]), length=12)
@@ -297,6 +298,7 @@ def compared(repsim, newest, tiny_folder):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_by_block_gives_the_bits_of_an_ordinary_run(compared):
     expected, whole = compared("hardware.by_block=never", "cache=false")
     by_blocks, manifest = compared("hardware.by_block=always", "cache=false")

@@ -141,6 +141,7 @@ def table_of(folder) -> dict:
 SMALL = ("extract.sequences=8", "extract.batch_rows=256", "hardware.threads=1")
 
 
+@pytest.mark.slow
 def test_all_estimates_diagnose_the_same_rows(repsim, newest):
     tables = []
     for words in (

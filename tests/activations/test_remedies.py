@@ -314,6 +314,7 @@ def test_settings_that_are_refused(repsim, words, message):
     assert message in err
 
 
+@pytest.mark.slow
 def test_models_run_once_without_the_cache_though_the_rows_pass_twice(repsim, newest):
     words = ("run", "model=[tiny_a,tiny_b]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=256")
     whole = []

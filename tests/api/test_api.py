@@ -62,6 +62,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     assert repsim("run", "--from", newest(), "measure=[cka]")[0] == 0  # its configuration is one like any other
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_comparison_ends_with_its_page(repsim, newest):
     code, out, err = repsim(
@@ -282,6 +283,7 @@ def test_a_plot_is_laid_out_as_figures_of_runs_are(of_texts):
     assert lowest > max(axes.get_window_extent().y1 for axes in figure.axes)  # the title is above the map
 
 
+@pytest.mark.slow
 def test_any_run_is_shown_by_a_notebook(of_texts):
     """Shows a pair of a run whose pairs of models are not all there; of one without models or measures, what it has."""
     whole = of_texts.results

@@ -30,6 +30,7 @@ def images():
     return torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_any_module(images):
     net = Net()
     net.first.eval()  # a mixture of modes

@@ -290,6 +290,7 @@ OF_STUDY = {
 BAD = "fails, got ValueError: no good; mend it"
 
 
+@pytest.mark.slow
 def test_what_a_package_raises_is_a_line_that_names_it(packages, repsim, tmp_path):
     packages("mine", {group: dict.fromkeys(names, "mine") for group, names in OF_STUDY.items()}, {"mine": STUDY})
     planned, sizes = ["model=[tiny_a]", "dry_run=true"], "study=sizes"

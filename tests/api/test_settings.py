@@ -130,6 +130,7 @@ def test_settings_of_numpy_and_torch():
     assert found.results.measures
 
 
+@pytest.mark.slow
 def test_models_are_named_in_a_word(repsim, newest):
     place = find_shipped("tiny_a")
     code, _, err = repsim("run", f"model.mine={place}", "model.other=tiny_b", "measure=[cka]", "extract.sequences=9")
@@ -159,6 +160,7 @@ def test_rows_are_words_where_tokenizers_of_one_vocabulary_cut_text_otherwise(re
     assert repsim_cli.load(newest()).manifest["data"]["unit"] == unit
 
 
+@pytest.mark.slow
 def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("\n\n".join(TEXTS))
@@ -210,6 +212,7 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_what_a_run_takes(repsim, newest):
     """Selections, switches and additions of Hydra; and the plan alone."""
     words = [

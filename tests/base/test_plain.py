@@ -250,6 +250,7 @@ def test_a_label_that_begins_another_has_a_map_of_its_own(tmp_path):
         assert f"{0.1 + number / 100:.2f}" in {text.get_text() for text in result.plot(name).findobj(Text)}
 
 
+@pytest.mark.slow
 def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
     """Arrays, exports and figures of a probe of each of two models have the numbers that the table has."""
     labels = [f"{LONG}-step3201", f"{LONG}-step9601"]

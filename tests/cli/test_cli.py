@@ -1,6 +1,5 @@
 """The real command line, end to end, offline: runs, sweeps, exit codes."""
 
-import importlib
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import torch
 from helpers.recorded import recorded
 
 from repsim_cli.base import registry
-from repsim_cli.cli.commands import COMMANDS
 from repsim_cli.runs import folders, reader
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
@@ -208,6 +206,7 @@ def test_dry_run_starts_nothing(repsim, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_path):
     """Those that the settings exclude, and those for which the data turns out to be too small."""
@@ -252,6 +251,7 @@ def test_words_go_with_the_default_measures(repsim, newest):
     assert reader.read_manifest(newest())["data"]["length"] == 256  # the context of the model
 
 
+@pytest.mark.slow
 def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, tiny_folder):
     """Reviews of more than the 32 tokens that the study's own models read."""
     rows = "".join(f"{i} {'a rather long review of a film ' * 6}\t{i % 2}\n" for i in range(40))
@@ -271,6 +271,7 @@ def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, ti
     assert "extract.length: 40 of 40 examples were cut to 64 tokens for 'a'" in err
 
 
+@pytest.mark.slow
 def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, newest):
     words = ["run", "model=[tiny_a]", "extract.sequences=16", "extract.layers=[0,-1]"]
     code, out, err = repsim(
@@ -297,21 +298,6 @@ def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, new
     for name in many:
         (at,) = [i for i, line in enumerate(lines) if line.startswith(f"  {name}: ")]
         assert re.match(r"    mean  ?-?\d+\.\d{3}   lowest +-?\d+\.\d{3}   highest ", lines[at + 1])
-
-
-def test_all_commands_call_functions():
-    every = [each for command in COMMANDS for each in (command, *command.parts)]
-    names = [each.call.split(".") for each in every if each.call]
-    assert len(names) == len(every) - 2  # `run` goes another way, and of `map` its parts are called
-    for module, name in names:
-        assert callable(getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)), name
-
-
-def test_help_ends_with_an_example(repsim):
-    for words in ((), ("run",), ("list",), ("describe",), ("show",), ("plot",), ("measure",)):
-        code, out, _ = repsim(*words, "--help")
-        assert code == 0
-        assert out.strip().splitlines()[-1].startswith("example: repsim ")
 
 
 def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
@@ -358,6 +344,7 @@ def test_ctrl_c(tmp_path, sent):
     assert reader.read_manifest(manifests[0].parent)["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     code, _, err = repsim(
         "run", "-q", "experiment=pretrain_tiny", "data=embedded", "options.recipe.steps=3", "options.recipe.save=[0,3]"
@@ -378,6 +365,7 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
 ODD = ("../../x", '模型 <script>alert(1)</script>; $(rm -rf .) a|b&c \'"" $x^2$', "x" * 300)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_odd_labels_are_harmless(repsim, tmp_path, newest):
     """A label is data everywhere: in file names, figures, JSON and on the terminal."""

@@ -1,5 +1,6 @@
-"""`repsim describe` and `repsim list study`: one text for docstring and terminal, every setting told, examples that run."""
+"""`repsim describe`, `repsim list study`, `--help`: one text for docstring and terminal, every setting told, examples that run."""
 
+import importlib
 import inspect
 import re
 import runpy
@@ -15,6 +16,7 @@ from pydantic import Field
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 from repsim_cli.cli import describe, glossary, listing
+from repsim_cli.cli.commands import COMMANDS
 from repsim_cli.cli.docstrings import LINE, parse, take_first_sentence
 from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, list_allowed
 from repsim_cli.cli.settings import read_settings, say_range
@@ -309,3 +311,18 @@ def test_what_a_measure_allows(name, words):
 
 def test_defaults_that_are_made_anew():
     assert read_settings(Extract)["skip_tokens"].default == []
+
+
+def test_all_commands_call_functions():
+    every = [each for command in COMMANDS for each in (command, *command.parts)]
+    names = [each.call.split(".") for each in every if each.call]
+    assert len(names) == len(every) - 2  # `run` goes another way, and of `map` its parts are called
+    for module, name in names:
+        assert callable(getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)), name
+
+
+def test_help_ends_with_an_example(repsim):
+    for words in ((), ("run",), ("list",), ("describe",), ("show",), ("plot",), ("measure",)):
+        code, out, _ = repsim(*words, "--help")
+        assert code == 0
+        assert out.strip().splitlines()[-1].startswith("example: repsim ")

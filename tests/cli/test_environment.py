@@ -80,6 +80,7 @@ def test_the_doctor_says_how_threads_wait(monkeypatch, policy, said):
     assert said in doctor.describe_devices()
 
 
+@pytest.mark.slow
 def test_an_environment_with_another_backend_of_figures(tmp_path, finished):
     shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")
     environment = {**os.environ, "MPLBACKEND": "nonsense"}

@@ -108,6 +108,7 @@ def text(tmp_path):
     return tmp_path / "mine.txt"
 
 
+@pytest.mark.slow
 def test_significance_of_one_document(repsim, text, newest):
     """Its sequences stand for documents, and the warning says so; the value itself is that of all pairs of rows."""
     words = [

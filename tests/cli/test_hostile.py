@@ -279,6 +279,7 @@ def test_a_run_in_a_folder_that_holds_something(repsim, canary, tmp_path):
     assert not (tmp_path / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_in_a_folder_that_holds_something(repsim, canary, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "multirun.yaml").write_text("mine")

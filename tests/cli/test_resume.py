@@ -64,6 +64,7 @@ def numbers(folder):
     return {f.name: f.read_bytes() for f in [folder / "results.json", *sorted((folder / "arrays").iterdir())]}
 
 
+@pytest.mark.slow
 def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch):
     """The matrices are computed again: standard errors are of all batches, not of zeros."""
     from repsim_cli.engine import matrices
@@ -102,6 +103,7 @@ def changed(folder, change):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_other_models_are_not_mixed_into_a_run(repsim, broken_off):
     folder = broken_off()
     began = reader.read_manifest(folder)["models"]["tiny_a"]["weights_hash"]
@@ -114,6 +116,7 @@ def test_other_models_are_not_mixed_into_a_run(repsim, broken_off):
     assert repsim("run", *SMALL, "resume=latest")[0] == 0
 
 
+@pytest.mark.slow
 def test_other_code_is_warned_about(repsim, broken_off):
     folder = broken_off()
     changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
@@ -230,6 +233,7 @@ def test_two_writers_in_one_folder(repsim, broken_off):
     assert repsim("run", "-q", *SMALL, f"resume={folder}")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
     from repsim_cli.engine import matrices
 

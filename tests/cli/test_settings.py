@@ -91,6 +91,7 @@ def test_a_users_file_that_is_no_yaml(repsim, tmp_path, text):
     assert "ours.yaml" in err
 
 
+@pytest.mark.slow
 def test_a_key_that_the_yaml_does_not_list(repsim):
     """Given as any other, in sweeps and with quotes too."""
     path = 'model.feather_berts.path="DIR/bert_{number}"'

@@ -30,6 +30,7 @@ def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
     assert repsim("diff", "latest", str(first))[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_show_list_and_plot(repsim, newest, tiny_folder):
     assert repsim("run", "-q", *TWO_MODELS, "model=[]", local("a", tiny_folder("gpt2")), "name=mine")[0] == 0

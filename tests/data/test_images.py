@@ -270,6 +270,7 @@ IMAGE_MODELS = {
 }
 
 
+@pytest.mark.slow
 def test_image_models_of_other_layouts_run_pooled(repsim, newest, monkeypatch):
     """Class tokens and registers are no patches; stages have places of their own, which are pooled."""
     entries = [f"+model.{name}={{kind: random, config: {config}}}" for name, config in IMAGE_MODELS.items()]

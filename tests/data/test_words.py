@@ -223,6 +223,7 @@ def test_the_piece_is_in_the_key_of_the_cache(tmp_path, gpt_tokenizer):
     assert len(keys) == 3
 
 
+@pytest.mark.slow
 def test_runs_on_words_need_the_same_words(repsim, newest, tmp_path):
     """End to end, with a permutation null that moves whole sentences."""
     rng = np.random.default_rng(0)

@@ -109,6 +109,7 @@ def test_texts_of_ones_own_are_kept_where_that_is_asked_for(tmp_path, monkeypatc
         assert np.mean(both) == pytest.approx(overlap[i, j], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_padding_has_rows_where_it_is_kept(repsim, newest):
     """The rows of padding, which brown2023 reads, are among the rows of their text."""
     data = "data=overlap_nli", "extract=padded_512", "extract.length=128", "extract.batch_rows=1024"

@@ -336,6 +336,7 @@ def test_units_exchange_with_those_that_share_what_is_held():
     assert len(np.unique(found.places)) == 4
 
 
+@pytest.mark.slow
 def test_runs_know_chance_without_being_asked(repsim, newest):
     words = (
         "model=[tiny_a,tiny_b]",

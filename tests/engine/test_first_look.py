@@ -67,12 +67,14 @@ def test_a_sample_of_some_of_the_rows(maps):
     assert total > 1024
 
 
+@pytest.mark.slow
 def test_batches_whose_scales_are_not_known_yet(maps):
     compared(**{"extract.normalise": "directions", "extract.batch_rows": 512})
     ((shown, _),) = maps
     assert [each.measured.label for each in shown] == ["cka_unbiased"]
 
 
+@pytest.mark.slow
 def test_batches_show_themselves(maps):
     compared(**{"extract.normalise": "none", "extract.batch_rows": 512})
     assert maps == []
@@ -83,6 +85,7 @@ def test_few_rows_have_no_first_ones(maps):
     assert maps == []
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_first_rows_is_left_to_the_run(maps, monkeypatch):
     def fails(self, rows, measures):
         raise results.BadInput("of these rows alone")

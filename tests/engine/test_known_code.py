@@ -71,6 +71,7 @@ def test_changed_words_are_no_changed_code(compared, edited):
     assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
 
 
+@pytest.mark.slow
 def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved, own_cache):
     permuted = {"significance": {"clusters": "row", "method": "permutation", "permutations": 19}}
     compared("ab", ["gromov_wasserstein"])

@@ -54,6 +54,7 @@ def test_pairs_of_a_measure_in_this_process(compared, monkeypatch):
     assert len(calls) == 45
 
 
+@pytest.mark.slow
 def test_audits_are_of_the_runs_own_pairs(compared, monkeypatch):
     """Pairs to audit are drawn among all of a run, so that one more model changes them."""
     checked = []
@@ -69,6 +70,7 @@ def test_audits_are_of_the_runs_own_pairs(compared, monkeypatch):
     assert len(checked) == 36 + 36
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_its_pairs_to_others(compared, solved, monkeypatch):
     """Killed among the pairs; the next run is another one."""
     set_timers(monkeypatch, due=True)
@@ -205,6 +207,7 @@ def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch)
     assert {m["label"] for m in pages[-1]["measures"]} == set(names)
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_counts_all_batches(compared):
     asked = []
 

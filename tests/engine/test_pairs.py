@@ -84,6 +84,7 @@ def threads_of(a, b):
     return processes.Solved(max(pool["num_threads"] for pool in threadpool_info()))
 
 
+@pytest.mark.slow
 def test_a_process_computes_on_one_thread_also_in_what_a_pair_is_first_to_load(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "2")

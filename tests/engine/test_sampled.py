@@ -49,6 +49,7 @@ def test_all_rows_sampled_is_full(size, k):
         assert (found[name].rows, found[name].batches, found[name].estimate) == (N, 1, "sampled")
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_compared_at_a_time():
     n = sampled_rows.TOGETHER + 2100
     assert (n - sampled_rows.TOGETHER) * n > sampled_rows.CELLS

@@ -151,6 +151,7 @@ def test_bands_of_a_ratio_of_sums(repsim, newest):
     assert not list(newest().glob(".per-batch*"))
 
 
+@pytest.mark.slow
 def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
     """Its sequences stand for documents, with a warning; of few of them no permutation says anything: refused, with the
     settings that help."""
@@ -187,6 +188,7 @@ def test_heavy_rows_have_no_corrected_p_in_closed_form(repsim, newest, tmp_path)
             assert (measured["matrices"][0].get(key) is None) == (name == "heavy")
 
 
+@pytest.mark.slow
 def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     """Unrelated stored activations are crossed out in the figure, related ones are not."""
     rng = np.random.default_rng(0)

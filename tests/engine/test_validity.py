@@ -182,6 +182,7 @@ def table(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_are_exchanged_within_a_column(repsim, newest, table):
     code, _, err = repsim("run", *table, "significance=permutation", "significance.within=group")
     assert code == 0, err

@@ -96,6 +96,7 @@ def test_a_unit_that_fails_three_times_stops_the_run_by_name(begun):
     assert driving.run.manifest["executor"]["attempts"] == 3
 
 
+@pytest.mark.slow
 def test_a_unit_whose_worker_is_killed_runs_again(begun, tmp_path):
     with begun() as driving:
         driving.perform([*writes(6), unit("die", "deadly", name="deadly", times=3), *writes(3)], "units")
@@ -105,12 +106,14 @@ def test_a_unit_whose_worker_is_killed_runs_again(begun, tmp_path):
     assert len(computed) == len(set(computed)) == 6
 
 
+@pytest.mark.slow
 def test_a_unit_that_kills_every_worker_is_given_up(begun):
     message = "unit 'deadly': it failed 6 times, got the process ended"
     with begun(ALONE) as driving, pytest.raises(RunFailed, match=message):
         driving.perform([unit("die", "deadly", name="deadly", times=99)], "units")
 
 
+@pytest.mark.slow
 def test_two_drivers_compute_a_unit_once(begun, tmp_path):
     def drive():
         with begun(seconds=0.05) as driving:
@@ -169,6 +172,7 @@ def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch, 
         assert f"does not run here\n    hardware.executor: {name} needs {lacking}, which is not " in out
 
 
+@pytest.mark.slow
 def test_workers_that_never_start_stop_the_run(begun):
     message = "hardware.executor: workers end before they are ready, got the process ended"
     with pytest.raises(BadInput, match=message), begun(ALONE, session="end"):

@@ -133,6 +133,7 @@ def test_few_permutations_are_left_to_the_run():
     assert all(block.start % TOGETHER == 0 for block in blocks)
 
 
+@pytest.mark.slow
 def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):
     loads = []
     monkeypatch.setattr(

@@ -125,6 +125,7 @@ def test_panels_keep_their_names_without_titles(tmp_path):
         assert sorted(written) == (["CKA, 10 rows", "Stitched models"] if titles else [])
 
 
+@pytest.mark.slow
 def test_panels_of_a_column_stand_below_each_other_and_keep_their_size(tmp_path):
     made = Figure(figsize=(15.6, 3))
     panels: Any = made.subplots(1, 6, sharey=True)

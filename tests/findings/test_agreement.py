@@ -36,6 +36,7 @@ def test_what_cannot_be_ranked_is_refused():
         correlate_measures({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_study(repsim, newest):
     words = (

@@ -212,6 +212,7 @@ def test_the_page_lists_every_claim():
     assert [row.split(" | ")[:5] for row in rows] == [row.split(" | ")[:5] for row in expected]
 
 
+@pytest.mark.slow
 def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
     words = (
         "-q",

@@ -149,6 +149,7 @@ def test_too_few_blocks_are_refused_before_the_run(repsim):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_run(repsim, newest):
     small = ("extract=pooled", "data=overlap_nli", "extract.sequences=40", "extract.rows=40", "hardware.threads=1")

@@ -88,6 +88,7 @@ def test_curves_are_in_the_order_of_the_network(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_massive_feature_is_seen_end_to_end(repsim, newest, tmp_path):
     rng = np.random.default_rng(0)

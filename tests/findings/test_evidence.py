@@ -88,6 +88,7 @@ def test_units_that_do_not_differ_tell_by_their_number():
     assert known.above < varied.above < 0.01
 
 
+@pytest.mark.slow
 def test_a_rank_correlation_against_a_true_one():
     """Tests against 0 say what the exact permutations do; against 0.5 a true 0.1 fails with as many as 200."""
     rng = np.random.default_rng(0)
@@ -124,6 +125,7 @@ def test_the_best_of_many_independent_neurons():
     assert np.mean(found) == pytest.approx(compute_largest_noise_correlation(20, 50), abs=0.01)
 
 
+@pytest.mark.slow
 def test_rhos_of_samples_are_those_of_independent_ranks_and_of_their_true_one():
     """Seven independent units: the exact share of orders whose rho is at least 0.75 is 0.033 (tables of Spearman's
     rho); of many units the mean is the true one."""

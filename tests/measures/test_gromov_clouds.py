@@ -47,6 +47,7 @@ def test_close_to_the_search_with_all_distances(n, scale):
     assert by_blocks(y, x, cost_scale=scale) == found
 
 
+@pytest.mark.slow
 def test_a_rotated_copy_is_at_0_and_noise_is_ordered():
     x, _ = sides(600)
     assert by_blocks(x, x) == 0
@@ -64,6 +65,7 @@ def test_a_rotated_copy_of_ten_thousand_rows():
     assert values == sorted(values)
 
 
+@pytest.mark.slow
 def test_third_moments_say_which_rows_are_the_same():
     """A skewed cloud and its shuffled copy, of more rows than a group has, with other signs of its axes."""
     x = np.random.default_rng(0).gamma(1.0, size=(3000, 5)).astype("f4") * np.arange(1, 6, dtype="f4")

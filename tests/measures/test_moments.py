@@ -147,6 +147,7 @@ def test_the_estimate_has_no_null(repsim):
     assert "significance: sums over all rows have neither null nor standard error, got estimate moments" in err
 
 
+@pytest.mark.slow
 def test_runs_read_stored_rows_again(repsim, newest):
     """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
     from repsim_cli.engine import footprint

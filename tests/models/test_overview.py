@@ -94,6 +94,7 @@ def test_the_command(repsim):
     assert lines["xlm"] == "its blocks are no modules"
 
 
+@pytest.mark.slow
 def test_a_run_of_an_encoder_decoder_and_a_recurrent_model(repsim, newest, tokenizer_folder):
     from helpers.recorded import recorded
 

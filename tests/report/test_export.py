@@ -49,6 +49,7 @@ def test_tables_say_what_the_run_says(repsim, run, tmp_path):
     assert not (tmp_path / "paper" / "pairs.tex").exists()  # a page holds no row per pair
 
 
+@pytest.mark.slow
 def test_figures_for_a_column(repsim, finished, tmp_path):
     """Vector files of the width asked for, fonts inside, no title."""
     run = shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")

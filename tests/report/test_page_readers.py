@@ -1,5 +1,6 @@
 """Pages by keyboard, by touch, on a phone, in the dark, in print, and with names that do harm, in a real browser."""
 
+import pytest
 from helpers.made_runs import HOSTILE, made, saved
 from helpers.pages import READOUT, box, changed, everything, hovered, read, value
 
@@ -144,6 +145,7 @@ def test_nothing_is_cut_off_in_print(tmp_path, opened):
     page.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
+@pytest.mark.slow
 def test_150_layers_answer_every_move(tmp_path, opened):
     """8 models, 22,500 cells: the readout follows the pointer. benchmarks/report_page.py measures how fast."""
     sizes = (17, 18, 18, 19, 19, 19, 20, 20)

@@ -328,6 +328,7 @@ def _compute(root, log, key):
             entries[key].finish()
 
 
+@pytest.mark.slow
 def test_one_process_computes_while_others_wait(tmp_path, own_cache):
     context = multiprocessing.get_context("spawn")
     log = tmp_path / "log"

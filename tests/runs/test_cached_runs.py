@@ -35,6 +35,7 @@ def test_a_second_measure_runs_no_model(repsim, newest):
     assert {name: arrays(newest())[name] for name in first} == first
 
 
+@pytest.mark.slow
 def test_a_sweep_over_measures_extracts_once(repsim, tmp_path):
     assert repsim("run", "-m", "-q", *SMALL, "measure=[cka],[procrustes],[cka_unbiased]")[0] == 0
     runs = folders.list_run_folders(tmp_path / "outputs")

@@ -167,6 +167,7 @@ def a_run(folder, sizes, labels, layer="resid_post@{}"):
     return run.folder
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_again_byte_for_byte(tmp_path):
     folder = a_run(tmp_path / "run", [3, 5], ["small", "large"])
     overview = {file.name: file.read_bytes() for file in draw(folder)}
@@ -179,6 +180,7 @@ def test_figures_are_drawn_again_byte_for_byte(tmp_path):
     assert again.keys() - overview == {"cka_unbiased-all-se.png", "cka_unbiased-all-se.svg"}
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_as_the_configuration_asks(tmp_path):
     folder = a_run(tmp_path / "run", [3, 5], ["small", "large"])
     style = "{which: all, width: column, format: [png, pdf], titles: false, colours: magma_r}"

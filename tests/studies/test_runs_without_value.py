@@ -108,6 +108,7 @@ def test_a_run_lists_them_warns_once_and_goes_on(compared):
     assert to_json(same)["tables"][WITHOUT_VALUE] == to_json(found)["tables"][WITHOUT_VALUE]
 
 
+@pytest.mark.slow
 def test_the_page_the_export_and_the_figures_show_them(compared):
     made, _ = compared(INNER)
     cells = {name: sheet for sheet in export.build_sheets(made.folder) for name in [str(sheet.name)]}

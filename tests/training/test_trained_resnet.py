@@ -192,6 +192,7 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
         entry(shape=shape, recipe=recipe, evaluate=digits("train")).metrics()
 
 
+@pytest.mark.slow
 def test_a_model_may_know_more_labels_than_it_is_evaluated_on(tmp_path, monkeypatch):
     """Every label of training is new, so that none is right; codes follow the names, whatever their order."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))

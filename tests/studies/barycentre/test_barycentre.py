@@ -119,6 +119,7 @@ def test_rows_that_are_paired_at_random_are_as_far_as_unrelated_shapes():
     assert shapes.compute_chance_distances(few, 0).max() < 0.8
 
 
+@pytest.mark.slow
 def test_errors_are_the_spread_over_draws_of_documents():
     """Ten rows of a document are alike; errors over rows would be too small."""
     values, over_documents, over_rows = [], [], []
@@ -168,6 +169,7 @@ def test_a_run_says_which_models_are_close(repsim, newest):
     assert {file.stem for file in (newest() / "figures").iterdir()} == {"barycentre", "barycentre-map"}
 
 
+@pytest.mark.slow
 def test_two_models_in_a_run_are_half_their_procrustes_distance_away(repsim, newest):
     """The distance is that of study=similarity on the same rows."""
     words = (
@@ -189,6 +191,7 @@ def test_two_models_in_a_run_are_half_their_procrustes_distance_away(repsim, new
     assert distances == pytest.approx([value / 2] * 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_are_named_in_place_of_depths(repsim, newest):
     words = ("model=[tiny_a,tiny_b]", "options.layers=[[resid_post@1,resid_post@2]]")
     code, _, err = repsim(*WORDS, *words)

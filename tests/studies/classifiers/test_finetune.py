@@ -28,6 +28,7 @@ def test_a_family_is_expanded_and_a_plan_trains_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_study_trains_and_reports(trained_once, repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/finetune_nli", *TINY_FINETUNED)
@@ -175,6 +176,7 @@ def test_a_classifier_is_a_series_of_checkpoints(trained_once, repsim, newest, m
     assert last.labels == alone.labels
 
 
+@pytest.mark.slow
 def test_frozen_and_cut_classifiers(trained_once):
     shared, whole = models()["tiny_nli_0"], weights(models()["tiny_nli_0"])
     frozen = weights(models(f"{FAMILY}.seeds=[0]", f"+{FAMILY}.recipe.freeze={{bottom: 2}}")["tiny_nli_0"])

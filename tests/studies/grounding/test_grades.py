@@ -71,6 +71,7 @@ def test_nothing_to_grade(tmp_path):
         grades.grades(run, Grades(), [])
 
 
+@pytest.mark.slow
 def test_a_run_is_graded(repsim, newest):
     """Two seeds of one language model."""
     words = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn,magnitude_difference]", "extract.sequences=16")
@@ -85,6 +86,7 @@ def test_a_run_is_graded(repsim, newest):
     assert len(tables["measures by grade"]["rows"]) == 3
 
 
+@pytest.mark.slow
 def test_names_of_measures_meet_nothing():
     """Names in the figure of costs, once it is drawn, of half of the shipped grades."""
     rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in load_leaderboard().items()][

@@ -160,6 +160,7 @@ def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, rep
     assert (code, "measured again" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_measure_without_a_value_says_why(repsim, newest, finished, grounded, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(grounded[0].parents[1] / "cache"))
     words = ("measure=[cka,gaussian_mutual_information,tolerance_difference]", "skip_unsuitable=true")

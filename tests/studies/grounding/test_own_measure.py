@@ -46,6 +46,7 @@ def test_an_oracle_is_first_and_noise_has_chance():
     assert noise.place == noise.measures == 3
 
 
+@pytest.mark.slow
 def test_a_distance_is_read_as_one():
     measure = measures.get("procrustes")
     mine = grade(measure.prepare, measure.compare, card=measure.card)
@@ -55,6 +56,7 @@ def test_a_distance_is_read_as_one():
     assert str(mine).startswith(f"mean rank {mine.mean_rank:.1f} ({band}), 1 of 3 measures")
 
 
+@pytest.mark.slow
 def test_a_constant_says_why():
     mine = grade(lambda x: x, lambda a, b: 1.0, card=card())
     why = {row["test"]: row["why"] for row in mine.tests if row["score"] is None}
@@ -62,6 +64,7 @@ def test_a_constant_says_why():
     assert "all similarities are equal" in str(mine)
 
 
+@pytest.mark.slow
 def test_a_measure_without_any_value():
     with pytest.raises(
         Degenerate, match="no test gives it a score, got a value is not finite; check prepare and compare"

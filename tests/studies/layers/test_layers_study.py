@@ -41,6 +41,7 @@ def table(folder, name=OF_LAYER):
     return group_by_model(reader.read_results(folder).tables[name])["mine"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_numbers_equal_a_plain_recomputation(repsim, newest, headed, monkeypatch):
     from repsim_cli.studies.layers import study

@@ -159,6 +159,7 @@ def test_close_models_are_as_far_apart_as_their_divergence(tiny):
     assert last > 0.05
 
 
+@pytest.mark.slow
 def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     """Equal models are 0 apart, and more noise is further."""
     for name, size in (("same", 0.0), ("little", 0.02), ("much", 0.2)):
@@ -179,6 +180,7 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     assert found.tables[NEAREST].rows[0][1].endswith("texts), the same to the bit")
 
 
+@pytest.mark.slow
 def test_models_of_other_tokenizers_read_the_same_words(repsim, newest):
     other = "+model.other={kind: random, tokenizer: word_pieces, config: {model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2}}"
     code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a]", other)

@@ -234,6 +234,7 @@ TINY = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_study_of_the_training(repsim, newest, monkeypatch):
     """Killed, gone on with, and what it says of models that stay below 100 %."""
@@ -275,6 +276,7 @@ def test_models_of_another_kind_are_refused(repsim):
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_are_a_series(repsim, newest):
     words = [
         "-q", "experiment=tiny/training_view", "model=[modsum_tiny_0]", "model.modsum_tiny_0.recipe.epochs=4",

@@ -142,6 +142,7 @@ def test_mlps_that_are_not_four_times_as_wide_as_the_stream(repsim, newest):
     assert {row[0]: row[1] for row in recorded(newest())["tables"]["universal neurons"]["rows"]} == {"odd_0": 96, "odd_1": 96}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_tiny_study(repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/universal_neurons", "extract.layers=[2,3]", "hardware.threads=1")

@@ -119,6 +119,7 @@ def test_what_the_cards_claim(name, random):
         assert all(values[a, b] <= values[a, c] + values[c, b] + 1e-12 for a, b, c in np.ndindex(3, 3, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_study_compares_classifiers(trained_once, repsim, newest):
     code, out, err = repsim(
@@ -204,6 +205,7 @@ def test_the_study_compares_language_models(repsim, newest):
     assert found["measures"][0]["estimate"]["rows"] <= 4 * 31
 
 
+@pytest.mark.slow
 def test_copies_of_a_text_are_no_independent_texts(repsim, newest, tmp_path):
     texts = [
         f"the hacker number {i} wrote a program of {i * i} lines, and it ran {'well ' * (i % 5)}." for i in range(20)

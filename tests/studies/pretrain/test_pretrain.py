@@ -93,6 +93,7 @@ def test_a_loss_that_rises_again_is_said_with_where_it_was_lowest():
     assert say_loss(curve) == "5 at step 0 to 2.5 nats at step 20; lowest at step 10, 2"
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_a_plain_loss(repsim, newest):
     import transformers as library
 
@@ -130,6 +131,7 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
     assert recorded(newest())["curves"] == first
 
 
+@pytest.mark.slow
 def test_the_view_of_a_training(repsim, newest):
     words = [word for word in STUDY if not word.startswith("experiment")]
     words += ["experiment=tiny/training_view", "measure=[cka,procrustes]", "extract.rows=100"]

@@ -106,6 +106,7 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     assert all(not {*documents[some]} & {*documents[~some]} and len({*documents[some]}) == 8 for some in held_out)
 
 
+@pytest.mark.slow
 def test_labels_of_examples(repsim, newest):
     """All that generated pairs have, in one command; the layers of a language model know the construction."""
     words = (

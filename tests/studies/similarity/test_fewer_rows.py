@@ -33,6 +33,7 @@ def records(folder, name):
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_values_are_those_of_the_samples(repsim, newest, stored):
     words, x, y = stored

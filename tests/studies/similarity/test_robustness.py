@@ -80,6 +80,7 @@ def test_it_is_measured_by_the_study(repsim, newest, stored):
     assert "analyses.robustness: the run has no maps under remedies; run it again with" in err
 
 
+@pytest.mark.slow
 def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):
     words = (
         "model=[tiny_a,tiny_b]", "measure=[cka,euclidean]", "extract.sequences=8", "extract.batch_rows=256", "extract.layers=[0,3,-1]",

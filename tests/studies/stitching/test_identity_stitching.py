@@ -67,6 +67,7 @@ CLAIMS = [
 ]
 
 
+@pytest.mark.slow
 def test_fitted_layers_between_groups_have_what_rows_share(source, tmp_path, monkeypatch):
     """A copy shares all, both ways; other weights on the same words less."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
@@ -87,6 +88,7 @@ def test_fitted_layers_between_groups_have_what_rows_share(source, tmp_path, mon
     assert "shared" in part.tables["by direction"].columns
 
 
+@pytest.mark.slow
 def test_the_study(source, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     models = {label: source(seed) for seed, label in enumerate("abcxy")}

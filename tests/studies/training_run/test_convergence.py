@@ -75,6 +75,7 @@ def rows_of(folder, kind):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "options.previous=true", "extract.padding=keep")

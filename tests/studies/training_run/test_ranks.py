@@ -246,6 +246,7 @@ def test_parameters_alone_of_a_model_without_a_loss(repsim, newest, tmp_path, ti
     assert {curve["about"]["quantity"] for curve in steps} == {"cka to last", "parameters"}
 
 
+@pytest.mark.slow
 def test_native_models_of_transformer_lens(repsim, newest, tmp_path, tokenizer_folder):
     """Their weights lie behind hook points; the checkpoints are folders in the library's own format."""
     import json

@@ -171,6 +171,7 @@ def test_a_layer_of_zeros_has_no_mean_and_is_hatched(repsim, newest, with_zeros)
     assert "hatched: no value" in (newest() / "figures" / "relative-difference-all.svg").read_text()
 
 
+@pytest.mark.slow
 def test_skipped_places_are_left_out(repsim, newest):
     words = (*SHORT, "model=[tiny_a,tiny_b]", "options.examples=2")
     assert repsim("run", "-q", *words)[0] == 0
@@ -185,6 +186,7 @@ def test_skipped_places_are_left_out(repsim, newest):
     assert len(row[3])  # five tokens at least are before it
 
 
+@pytest.mark.slow
 def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, monkeypatch, edited):
     from transformers import GPTNeoXForCausalLM
 
@@ -207,6 +209,7 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
     assert reader.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_b"]
 
 
+@pytest.mark.slow
 def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
     load, alive, most = models.load_next_token_model, [], []
 

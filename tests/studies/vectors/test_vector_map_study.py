@@ -44,6 +44,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_can_be_followed(repsim, place):
     """Each command that it prints, one after the other."""
     page = PAGE.read_text()
@@ -84,6 +85,7 @@ def fill_disk(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest, monkeypatch):
     code, out, err = repsim("map", "fit", "old.npy", "new.npy", "--kind", "ridge,rotation", "--out", "map.safetensors")
     assert code == 0, err
@@ -197,6 +199,7 @@ def test_models_have_the_names_and_texts_the_column_that_are_given(repsim, place
     assert out.count("  warning: ") == out.count("rows that follow each other are alike (before") == 1  # they count up
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_models_are_mapped_too(repsim, newest):
     """Two steps of a training, at two layers: the map is better than vectors as they are, and the figure is drawn."""

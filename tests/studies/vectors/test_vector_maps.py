@@ -158,6 +158,7 @@ def test_chance_is_what_random_rows_find():
     assert score_retrieved_neighbours(out, out.y)[MAIN].value == 1
 
 
+@pytest.mark.slow
 def test_what_random_pairings_reach_holds_where_few_rows_are_near_to_many():
     """Intervals over documents alone, of rows whose variance lies in few features, would tell 0.2 of noise from
     chance."""

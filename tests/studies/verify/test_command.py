@@ -286,6 +286,7 @@ def settings_of(tmp_path, **changes):
     return folder
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_named(repsim, tmp_path):
     folder = settings_of(tmp_path, layer_norm_eps=1e-3, use_cache=False, max_position_embeddings=64)
     answer = repsim_cli.verify("tiny_a", str(folder))

@@ -102,6 +102,7 @@ def test_the_text_of_an_id_is_its_entry_in_its_own_vocabulary():
     assert f"token {len(ids) - 1} of 'Some words' is its end in the reference and id {ids[-1]} (" in shorter.about
 
 
+@pytest.mark.slow
 def test_settings_that_change_ids_are_found_on_characters_and_others_noted(changed):
     def replace(settings):
         settings["normalizer"] = {"type": "Replace", "pattern": {"String": "\u0167"}, "content": "t"}

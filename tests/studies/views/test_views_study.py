@@ -218,6 +218,7 @@ def test_a_model_without_two_layers_is_left_out_and_a_run_of_none_fails(repsim, 
     assert "extract.rows: a batch needs 30 rows, got 20; raise" in repsim("run", *words, "+options.batch=30")[2]
 
 
+@pytest.mark.slow
 def test_models_of_modular_sums(repsim, newest, tmp_path):
     """Any model and data: rows of two tokens in one, an attention pattern among the layers."""
     words = (
