@@ -27,6 +27,7 @@ from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
 FEWEST = 4  # of these, of measures that are not slow: the spread of fewer is hardly known
+ROUNDING = 1e-6  # of the values: random pairings that differ by less are one pairing, whose spread is not known
 SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
 # statistics of a batch; KNOWN: 1 where it has a level of chance
 EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apart", "pairings", "chance known"
@@ -183,6 +184,7 @@ def compute_chance_level(matrix: SimilarityMatrix, units: Exchange | None, why: 
         mean = f"one level, of {int(drawn.isfinite().sum())} cells"
         among = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0)
         once = among * orders / (orders - 1)  # of one pairing 0 / 0, not known
-    spread = float((once / batches).sqrt()) if once.isfinite() else None
+    alike = once.sqrt() <= ROUNDING * matrix.values.abs().nan_to_num().max().cpu()  # of two units, or of equal ones
+    spread = float((once / batches).sqrt()) if once.isfinite() and not alike else None
     about = {"units": units.what, "partnered": units.partnered, "batches": known}
     return ChanceLevel(cells, {**about, "mean": mean, "spread": spread, "orders": orders})

@@ -238,10 +238,26 @@ def test_one_pairing_has_no_spread():
 
     given = make_dot(), drawn([1] * 8, 0, count=4), np.arange(8)[None]
     assert find_level(*given, draw(1))[0].about["spread"] is None
-    assert find_level(*given, draw(2))[0].about["spread"] == 0.0
+    assert find_level(*given, draw(2))[0].about["spread"] is None  # both have one value
     about = find_level(*given)[0].about
     assert about["orders"] == 4
     assert about["spread"] > 0
+
+
+@pytest.mark.parametrize("name", ["cka_unbiased", "mutual_knn", "procrustes"])
+def test_pairings_of_two_units_or_of_equal_ones_have_no_spread(name):
+    """All are one pairing, and differ by rounding alone."""
+    for lengths, copies in (([8, 8], 1), ([8], 6)):
+        sides = [torch.tile(side, (copies, 1)).float() for side in drawn(lengths, 3)]
+        given, rows = units(lengths * copies), np.arange(len(sides[0]))[None]
+        observe = chance.observe_chance(given, rows.__getitem__, 1, 0)
+        made, _ = estimate_all_pairs(
+            {"mine": measures.get(name)}, lambda first: [sides][first:], names=["a", "b", "c"],
+            estimate="per_batch", statistics=observe, places=lambda batch: index_row_places(given, 3),
+        )  # fmt: skip
+        about = chance.compute_chance_level(made["mine"], given, "").about
+        assert about["orders"] > 1
+        assert about["spread"] is None
 
 
 def test_few_pairs_are_solved_again():
