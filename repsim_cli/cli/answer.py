@@ -61,7 +61,9 @@ def wrap_sentence(text: str) -> list[str]:
 
 def _say_read(given: Mapping[str, Any]) -> str:
     """Says how much of the data was read."""
-    taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
+    taken, available = given["sequences"], given["sequences_available"]
+    if available is None:  # not counted
+        return f"{taken:,} sequences of {given['source']}"
     first = "the first " if available == given["pool"] else ""
     read = f"{taken:,} of {first}{available:,}" if taken < available else f"all {taken:,}"
     more = "; more by --set extract.sequences=N" if taken < available else ""

@@ -68,6 +68,7 @@ class Images(Data):
 
     read(): all images.
     names: the labels, in the order of their codes.
+    advice: what else can be done where a model reads another shape.
     """
 
     modality: ClassVar[Modality] = "images"
@@ -75,6 +76,7 @@ class Images(Data):
     read: Callable[[], Pixels]
     names: tuple[str, ...]
     source: str
+    advice: str = ""
 
     def labels_of_examples(self) -> dict[str, list[str]]:
         return {"label": [self.names[code] for code in self.read().codes]}
@@ -85,7 +87,7 @@ class Images(Data):
         if pixels.shape[1:] != wanted:
             raise BadInput(
                 f"data: images differ in shape from the model's input, got {_say_shape(pixels.shape[1:])} for "
-                f"{_say_shape(wanted)} ({self.source}); use a model of that image_size and num_channels"
+                f"{_say_shape(wanted)} ({self.source}); use a model of that image_size and num_channels{self.advice}"
             )
         drawn = draw(len(pixels), extract.sequences, seed)
         made = arrange_patches(pixels[drawn] / white, drawn, tokenizer, len(pixels))
@@ -108,6 +110,7 @@ def arrange_patches(
         document=np.where(text, drawn[:, None], -1).astype(np.int32),
         position=position.astype(np.int32),
         documents=documents,
+        available=documents,
         example=drawn,
     )
 
@@ -143,7 +146,7 @@ def digits(
 
     part = "" if split == "all" else f", {split}"
     size = "" if (side, channels) == (8, 1) else f", {_say_shape((side, side, channels))}"
-    return Images(read, tuple("0123456789"), f"scikit-learn digits{part}{size}")
+    return Images(read, tuple("0123456789"), f"scikit-learn digits{part}{size}", ", or data.side and data.channels")
 
 
 @data.register("cifar10")

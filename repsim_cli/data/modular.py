@@ -45,6 +45,7 @@ class ModularPairs(Data):
             document=np.repeat(drawn[:, None], 2, 1),
             position=np.tile(np.arange(2), (len(drawn), 1)),
             documents=len(drawn),
+            available=len(everything),
             example=drawn,
         )
 

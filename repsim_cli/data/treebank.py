@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -98,7 +98,10 @@ class Treebank(Data):
             make_sentence_passage(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist()
         )
         made = list(cut_common_stretches(passages, tokenizers, extract, tally, whole=True))
-        return align(made, tokenizers, extract, tally, self.source, len(sentences))
+        given = align(made, tokenizers, extract, tally, self.source, len(sentences))
+        # of all sentences those that are left out come with no larger number
+        some = len(sentences) if extract.sequences < len(sentences) else None
+        return {label: replace(each, available=some or len(each.mask)) for label, each in given.items()}
 
 
 def _open_treebank(

@@ -85,7 +85,7 @@ class OfModel:
     as_given: by method, the group of every layer in as many groups as were given.
     walks: by method with several groups that the data chose, "yes" or "no": whether they are clearer
         than those of layers that wander.
-    agreement: adjusted Rand indices of the two methods, with the transformer blocks where every layer is of one of
+    agreement: adjusted Rand indices of the two methods, with the model's blocks where every layer is of one of
         several that have more layers, and with the given groups, also of as many groups as these are; none where both
         are one group, which agree whatever the layers are like.
     """
@@ -128,7 +128,7 @@ def find_sub_networks(
         sides[" and ".join(groups)] = tuple(x.labels for x in groups.values())
     blocks = [read_block_number(name) for name in names]
     if None not in blocks and 1 < len(set(blocks)) < len(blocks):
-        sides |= {f"{method} and transformer blocks": (x.labels, blocks) for method, x in groups.items()}
+        sides |= {f"{method} and blocks": (x.labels, blocks) for method, x in groups.items()}
     as_given = {}
     if given is not None:
         as_given = {method: make(len(np.unique(given))).labels for method, make in makers.items()}

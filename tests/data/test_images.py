@@ -104,6 +104,7 @@ def test_what_the_model_is_given(tmp_path, pictures):
     np.testing.assert_allclose(found.inputs[:, 0], (pixels[..., 0] - 0.5) / 0.5, atol=1e-6)
     np.testing.assert_allclose(found.inputs[:, 2], pixels[..., 2] / 2, atol=1e-6)
     assert found.mask.shape == (4, COLOUR.places) == (4, 17)
+    assert found.available == 6
     assert found.text.sum(1).tolist() == [16] * 4
     assert found.position[0].tolist() == [-1, *range(16)]
     assert found.labels.codes.tolist() == pictures[1][found.example].tolist()
@@ -115,7 +116,7 @@ def test_digits():
     assert pixels.shape == (1797, 8, 8, 1)
     assert (pixels.min(), pixels.max(), white) == (0, 16, 16)
     assert np.bincount(codes).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    with pytest.raises(BadInput, match=r"data: images differ in shape from the model's input, got 8 x 8 x 1 for 32 x 32 x 3 \(scikit-learn digits\); use a model"):  # fmt: skip
+    with pytest.raises(BadInput, match=r"data: images differ in shape from the model's input, got 8 x 8 x 1 for 32 x 32 x 3 \(scikit-learn digits\); use a model of that image_size and num_channels, or data.side and data.channels"):  # fmt: skip
         data.sequences(COLOUR, Extract(hook_points=["embed"]), 0)
 
 

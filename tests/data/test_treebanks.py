@@ -1,5 +1,7 @@
 """Treebanks: words with their tags, and what is said of bad files."""
 
+from dataclasses import replace
+
 import datasets
 import pytest
 from helpers.data_files import load, table
@@ -36,6 +38,10 @@ def test_conllu(tmp_path, gpt_tokenizer):
     assert load("ptb", table(tmp_path / "a.txt", ["one line"], [])).labels_of_words() == {}
     found = surface.sequences(gpt_tokenizer, EXTRACT, 0)
     assert found.ids[0][found.mask[0]].tolist() == gpt_tokenizer("I don't know .")["input_ids"]
+    for unit in ("token", "word"):
+        for drawn in (1, 2, 5):
+            found = surface.sequences(gpt_tokenizer, replace(EXTRACT, unit=unit, sequences=drawn), 0)
+            assert (len(found.mask), found.available) == (min(drawn, 2), 2)
 
 
 @pytest.mark.parametrize(

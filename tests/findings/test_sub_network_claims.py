@@ -46,8 +46,8 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     own = pytest.approx(sklearn.metrics.adjusted_rand_score(labels, [0, 0, 0, 1, 1, 1] * 2))
     assert found.agreement == {
         "spectral and segments": 1,
-        "spectral and transformer blocks": 1,
-        "segments and transformer blocks": 1,
+        "spectral and blocks": 1,
+        "segments and blocks": 1,
         **{f"{one} and given": own for one in ("spectral", "segments", "spectral, as many,", "segments, as many,")},
     }
     made = make_tables({"gw": {"m": found}})
