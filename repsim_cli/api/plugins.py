@@ -121,7 +121,7 @@ def _keep_rows(x: Any) -> Any:
 def _compute_value(name: str, function: Callable[..., Any], x: Any, y: Any) -> float:
     """The number that a function from outside gives. Raises RunFailed where it fails or gives none, and Degenerate
     where this is not finite."""
-    given = registry.measures.call(name, lambda: function(x, y), RunFailed)
+    given = registry.measures.call(name, lambda: function(x.clone(), y.clone()), RunFailed)
     value = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0 else given
     if isinstance(value, bool) or not isinstance(value, int | float):
         shape = f" {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else ""

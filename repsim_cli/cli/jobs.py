@@ -99,8 +99,15 @@ def _check_sweep_folder(config: Any) -> None:
     if "oc.env" in given["dir"]:  # the package's own, with the time in it
         return
     place = Path(config.hydra.sweep.dir)
-    if place.is_dir() and any(place.iterdir()) and not folders.list_jobs(place):
+    if place.is_dir() and not folders.list_jobs(place) and not all(map(_is_left_by_kill, place.iterdir())):
         raise BadInput(f"hydra.sweep.dir: other files are in it, got '{place}'; name a new folder")
+
+
+def _is_left_by_kill(path: Path) -> bool:
+    """Tells whether a sweep that was killed before its first job left this: the empty folder of a job, or Hydra's file."""
+    if path.is_dir():
+        return not any(path.iterdir())
+    return path.name == "multirun.yaml" and path.is_file() and path.read_bytes().startswith(b"hydra:")
 
 
 def run_one_job(config: Any, checked: Any = None) -> None:

@@ -270,6 +270,7 @@ class Pairwise(Measure):
 
     def prepare_named(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
+        x = x.clone() if is_added(self) else x  # code from outside may change its argument, which others read too
         step = partial(self.prepare, x, labels) if self.card.labelled else partial(self.prepare, x)
         return run_with_label(what, lambda: registry.measures.call(self.name, step, RunFailed))
 

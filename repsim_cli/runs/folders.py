@@ -1,5 +1,6 @@
 """Which runs there are: under a root, by name, of a sweep, of a configuration. Needs neither torch nor Hydra."""
 
+import glob
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,7 +89,9 @@ def find_sweep(name: str) -> Path | None:
     """The sweep folder that a path, also one under the root of runs, or a folder's name means; None where it is not a
     sweep."""
     root = find_outputs_root()
-    candidates = [Path(name), root / name, *sorted(root.glob(f"*/{name}"))] if name else []
+    candidates = [Path(name), root / name] if name else []
+    if name and Path(name).name == name:  # no path, such as / or a/b
+        candidates += sorted(root.glob(f"*/{glob.escape(name)}"))
     for folder in reversed(candidates):
         if folder.is_dir() and not (folder / "manifest.json").is_file() and list_jobs(folder):
             return folder

@@ -42,6 +42,28 @@ def test_what_cannot_be_registered(name, claims, said):
         repsim_cli.register_measure(name, larger_is_closer=True, **claims)(lambda x, y: 1.0)
 
 
+def test_what_a_measure_does_to_its_rows_reaches_no_other():
+    def centre(x):
+        x -= x.mean()
+        return x
+
+    @repsim_cli.register_measure("changing", larger_is_closer=False)
+    def changing(x, y):
+        return (x.add_(1).sum() - y.mul_(0).sum()).abs()
+
+    @repsim_cli.register_measure("changing_once", larger_is_closer=False)
+    def changing_once():
+        return measures.Pairwise(prepare=centre, compare=lambda x, y: float(x.norm()))
+
+    repsim_cli.register_measure("sum_of_x", larger_is_closer=True)(lambda x, y: x.sum())
+    names, x = ["changing", "changing_once", "sum_of_x", "euclidean"], X.astype(np.float32)
+    found = repsim_cli.compare({"a": {"l": x, "m": x}, "b": 1 + x}, measures=names)
+    for name in names:
+        alone = measures.get(name)(x, x + 1)
+        assert found.matrix("a", "b", name).values.ravel().tolist() == pytest.approx([alone, alone], rel=1e-6)
+    np.testing.assert_array_equal(x, X.astype(np.float32))
+
+
 def test_a_setting_without_a_default_cannot_be_registered():
     def scaled(x, y, *, by):
         return by

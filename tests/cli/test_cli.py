@@ -174,6 +174,9 @@ def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, ti
         said = f"error: RUN: one run is needed, got the sweep '{name}'; name one of its jobs, e.g. {made[0]}\n"
         assert (code, err) == (2, said)
     assert f"  sweep: one of 2 jobs, which repsim show {made[0].parent.name} " in repsim("show", "similarity")[1]
+    for path in ("/", str(tmp_path), "*"):  # a sweep is of this name, or at this place
+        code, out, err = repsim("show", path)
+        assert (code, out) == (2, ""), out
 
 
 def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):

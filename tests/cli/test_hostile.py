@@ -286,6 +286,8 @@ def test_a_sweep_in_a_folder_that_holds_something(repsim, canary, tmp_path):
     words = canary(hydra(sweep={"dir": "there"}), ["-m", ASK, *QUICK])
     check(repsim("run", *words), "error: hydra.sweep.dir: other files are in it, got 'there'; name a new folder")
     assert (tmp_path / "there" / "multirun.yaml").read_text() == "mine"
+    (tmp_path / "new" / "0-x").mkdir(parents=True)  # as a sweep that was killed leaves it
+    (tmp_path / "new" / "multirun.yaml").write_text("hydra:\n")
     for _ in range(2):  # a sweep's own folder may be used again
         assert repsim("run", "-q", *words, "hydra.sweep.dir=new")[0] == 0
 
