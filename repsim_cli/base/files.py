@@ -153,6 +153,13 @@ def walk(folder: Path, refused: Callable[[OSError], None] = _raise) -> Iterator[
         yield Path(place), folders, sorted(names)
 
 
+def give_usual_rights(file: Path) -> None:
+    """Gives a file the rights of any new file; one that safetensors wrote can be read by its owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
 @contextmanager
 def refuse(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
     """Raises `problem, got 'got' (reason); advice` for any exception of a library inside.

@@ -18,7 +18,7 @@ import torch
 
 from repsim_cli.base.documents import show
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import expand_path, find_inside
+from repsim_cli.base.files import expand_path, find_inside, give_usual_rights
 from repsim_cli.data.files import read_json_file
 from repsim_cli.models.checkpoints import check_folder, fetch_hub_files, find_weight_files
 
@@ -36,6 +36,10 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     if os.path.lexists(target):
         raise BadInput(f"target: it already exists, got '{target}'; name a new folder")
     place = expand_path(source)
+    if place.is_file():
+        raise BadInput(f"source: a file, got '{source}'; give its folder")
+    if place.is_dir() and revision is not None:
+        raise BadInput(f"revision: of a hub id, got '{revision}' with the folder '{source}'; drop it")
     given = (
         check_folder(place) if place.is_dir() else fetch_hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
     )
@@ -57,6 +61,7 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
         made.mkdir()
         for name, new in named.items():
             _rewrite_in_subprocess(given / name, made / new)
+            give_usual_rights(made / new)
         if index.is_file():
             renamed = {key: named[name] for key, name in shards.items()}
             (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": renamed}))

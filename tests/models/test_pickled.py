@@ -54,6 +54,7 @@ def test_the_converted_model_is_the_same(repsim, pickled, tmp_path):
     code, out, err = repsim("convert", folder, target)
     assert (code, out.strip()) == (0, str(target)), err
     made = safetensors.torch.load_file(target / "model.safetensors")
+    assert (target / "model.safetensors").stat().st_mode == (target / "config.json").stat().st_mode
     assert made.keys() == state.keys()
     assert all(torch.equal(made[key], state[key]) for key in state)
     assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
@@ -179,6 +180,10 @@ def test_the_new_folder_is_new(repsim, pickled, tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert "target: it already exists, got" in err
     assert not (tmp_path / "elsewhere").exists()
+    file = folder / "pytorch_model.bin"
+    assert repsim("convert", file, "new")[::2] == (2, f"error: source: a file, got '{file}'; give its folder\n")
+    code, _, err = repsim("convert", folder, "new", "--revision", "main")
+    assert (code, err) == (2, f"error: revision: of a hub id, got 'main' with the folder '{folder}'; drop it\n")
     for words in (
         (folder, "a\0b"),
         ("a\0b", tmp_path / "new"),

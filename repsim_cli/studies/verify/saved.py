@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from repsim_cli.base.documents import find_misfit
 from repsim_cli.base.environment import read_versions
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refuse
+from repsim_cli.base.files import give_usual_rights, refuse
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.configs import read_settings
@@ -103,6 +103,7 @@ def save(
     }
     partial = file.with_name(f".{file.name}.partial")
     save_file({name: x.contiguous().clone() for name, x in tensors.items()}, partial, {KEY: json.dumps(facts)})
+    give_usual_rights(partial)
     partial.replace(file)
 
 

@@ -43,6 +43,7 @@ def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
     file, text = tmp_path / "reference.safetensors", tmp_path / "mine.txt"
     text.write_text("words")
     repsim("verify", "tiny_a", "--save", file)
+    assert file.stat().st_mode == text.stat().st_mode  # others can read it too
     code, _, err = repsim("verify", file, "tiny_a", "--text", text)
     assert code == 2
     assert "--text: a saved reference has its own" in err
