@@ -182,7 +182,7 @@ def _answer(
     if shapes[0] is None or shapes[1] is None:
         raise BadInput(
             f"texts: a module that reads no tokens takes batches, got {type(models[0]).__name__}; give a list of "
-            "tensors"
+            "tensors to repsim_cli.verify"
         )
     documents: Iterator[str] = iter(given) if given else embedded_text().documents()
     some = list(chain.from_iterable([_take_first_texts(documents), PROBES.values()]))

@@ -244,20 +244,19 @@ def test_one_pairing_has_no_spread():
     assert about["spread"] > 0
 
 
+@pytest.mark.parametrize(("lengths", "copies"), [([8, 8], 1), ([8], 6)], ids=["two", "equal"])
 @pytest.mark.parametrize("name", ["cka_unbiased", "mutual_knn", "procrustes"])
-def test_pairings_of_two_units_or_of_equal_ones_have_no_spread(name):
+def test_pairings_of_two_units_or_of_equal_ones_have_no_spread(name, lengths, copies):
     """All are one pairing, and differ by rounding alone."""
-    for lengths, copies in (([8, 8], 1), ([8], 6)):
-        sides = [torch.tile(side, (copies, 1)).float() for side in drawn(lengths, 3)]
-        given, rows = units(lengths * copies), np.arange(len(sides[0]))[None]
-        observe = chance.observe_chance(given, rows.__getitem__, 1, 0)
-        made, _ = estimate_all_pairs(
-            {"mine": measures.get(name)}, lambda first: [sides][first:], names=["a", "b", "c"],
-            estimate="per_batch", statistics=observe, places=lambda batch: index_row_places(given, 3),
-        )  # fmt: skip
-        about = chance.compute_chance_level(made["mine"], given, "").about
-        assert about["orders"] > 1
-        assert about["spread"] is None
+    sides = [torch.tile(side, (copies, 1)).float() for side in drawn(lengths, 3)]
+    given, rows = units(lengths * copies), np.arange(len(sides[0]))[None]
+    made, _ = estimate_all_pairs(
+        {"mine": measures.get(name)}, lambda first: [sides][first:], names=["a", "b", "c"], estimate="per_batch",
+        statistics=chance.observe_chance(given, rows.__getitem__, 1, 0), places=lambda batch: index_row_places(given, 3),
+    )  # fmt: skip
+    about = chance.compute_chance_level(made["mine"], given, "").about
+    assert about["orders"] > 1
+    assert about["spread"] is None
 
 
 def test_few_pairs_are_solved_again():

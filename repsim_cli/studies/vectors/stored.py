@@ -23,13 +23,17 @@ RECORD, TENSORS, SCHEMA = "repsim_vector_map", ("bias", "weight"), 1
 BLOCK = 65_536  # rows that are mapped at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VectorMap:
     """x @ weight + bias. record: which models, layers and data it was fitted on, how well it does, and its sha256."""
 
     weight: Float[np.ndarray, "d_x d_y"]
     bias: Float[np.ndarray, " d_y"]
     record: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        old, new = (f"{self.record[side]['layer']} of {self.record[side]['model']}" for side in ("from", "to"))
+        return f"<repsim map ({self.record['kind']}) from {old} to {new}, {' to '.join(map(str, self.weight.shape))} numbers>"
 
     def __call__(self, rows: np.ndarray, first: int = 0) -> Float[np.ndarray, "n d_y"]:
         """Maps rows (n, d_x) of floats to float32. first: the number of the first of these rows, for messages.

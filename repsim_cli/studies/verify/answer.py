@@ -59,7 +59,7 @@ class Difference:
         return self.place or ("its sum" if self.block is not None else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """A verdict and its reasons.
 
@@ -122,6 +122,8 @@ class Answer:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    __repr__ = __str__  # what a notebook shows
 
     def _rotation(self, first: Difference) -> str:
         """Says what is right where queries or keys are turned to another direction."""

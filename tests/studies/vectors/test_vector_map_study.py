@@ -97,6 +97,7 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest, monkeypatc
     table = recorded(newest())["tables"][VECTOR_MAPS]
     assert {row[4] for row in table["rows"]} == {"ridge", "rotation", "chance", "as they are", "all rows made anew"}
     again = repsim_cli.fit_map("old.npy", "new.npy", kinds=["ridge"])[0]
+    assert repr(again) == f"<repsim map (ridge) from rows of old to rows of new, {D} to {D} numbers>"
     (ridge,) = (load_map(file) for file in (newest() / "maps").glob("ridge*"))
     assert again.record["held out"] == ridge.record["held out"]
     assert np.array_equal(again.weight, ridge.weight)

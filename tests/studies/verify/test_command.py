@@ -92,6 +92,8 @@ def test_modules_of_a_program():
     b[2].bias.data[1] += 1
     (difference,) = repsim_cli.verify(a, b, [torch.randn(10, 4)]).differences
     assert difference.unit == "2"
+    answer = repsim_cli.verify(a, b, [torch.randn(10, 4)])
+    assert repr(answer) == str(answer)
     with pytest.raises(BadInput, match="texts: a module that reads no tokens takes batches, got Sequential"):
         repsim_cli.verify(a, b)
 
