@@ -104,7 +104,7 @@ def _check_sweep_folder(config: Any) -> None:
 
 
 def _is_left_by_kill(path: Path) -> bool:
-    """Tells whether a sweep that was killed before its first job left this: the empty folder of a job, or Hydra's file."""
+    """Tells whether a sweep that was killed before its first job left this: a job's empty folder, or Hydra's file."""
     if path.is_dir():
         return not any(path.iterdir())
     return path.name == "multirun.yaml" and path.is_file() and path.read_bytes().startswith(b"hydra:")

@@ -33,7 +33,8 @@ class VectorMap:
 
     def __repr__(self) -> str:
         old, new = (f"{self.record[side]['layer']} of {self.record[side]['model']}" for side in ("from", "to"))
-        return f"<repsim map ({self.record['kind']}) from {old} to {new}, {' to '.join(map(str, self.weight.shape))} numbers>"
+        before, after = self.weight.shape
+        return f"<repsim map ({self.record['kind']}) from {old} to {new}, {before} to {after} numbers>"
 
     def __call__(self, rows: np.ndarray, first: int = 0) -> Float[np.ndarray, "n d_y"]:
         """Maps rows (n, d_x) of floats to float32. first: the number of the first of these rows, for messages.
