@@ -9,3 +9,4 @@ OF_LAYER_COLUMNS = [
     LOSS_WITHOUT,
 ]  # fmt: skip
 BY_SCALE_COLUMNS = ["model", "layer", "k", DIMENSION, f"± {DIMENSION}"]
+DOCUMENTS, DOCUMENTS_WITHOUT = "documents", "documents of blocks left out"  # that errors are over

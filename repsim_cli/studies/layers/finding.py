@@ -23,6 +23,8 @@ from repsim_cli.studies.layers.columns import (
     COSINE,
     CURVATURE,
     DIMENSION,
+    DOCUMENTS,
+    DOCUMENTS_WITHOUT,
     ENTROPY,
     INFLUENCE,
     KL_WITHOUT,
@@ -71,11 +73,17 @@ def group_by_model(table: Table) -> Rows:
     return rows
 
 
-def say_answers(rows: Rows, errors: Rows, documents: int | None = None) -> Iterator[list[str]]:
-    """Says of each model which layers stand out: those that cannot be told apart from the first of them."""
+def say_answers(
+    rows: Rows, errors: Rows, documents: int | None = None, of_losses: int | None = None
+) -> Iterator[list[str]]:
+    """Says of each model which layers stand out: those that cannot be told apart from the first of them.
+
+    documents: that errors are over.
+    of_losses: the same of what is lost without a block, which is measured on few texts.
+    """
     for model, layers in rows.items():
         found = [
-            say_extreme(layers, errors[model], column, highest, form, documents)
+            say_extreme(layers, errors[model], column, highest, form, of_losses if column == KL_WITHOUT else documents)
             for column, highest, form in FORMS
             if column != INFLUENCE or all(row[KL_WITHOUT] is None for row in layers)
         ]
@@ -242,12 +250,10 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     trained = {model: of for model, of in rows.items() if model not in run.untrained}
+    documents, of_losses = (run.results.about.get(name) for name in (DOCUMENTS, DOCUMENTS_WITHOUT))
+    said = list(say_answers(rows, errors, documents, of_losses))
     return Part(
         claims=[each.verdict("layers", trained) for each in claims],
-        tables={
-            STANDS_OUT: Table(
-                columns=["model", "what"], rows=list(say_answers(rows, errors, run.results.about["documents"]))
-            )
-        },
+        tables={STANDS_OUT: Table(columns=["model", "what"], rows=said)},
         curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in make_curves(rows, errors)},
     )

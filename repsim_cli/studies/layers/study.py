@@ -41,6 +41,8 @@ from repsim_cli.studies.layers.columns import (
     COSINE,
     CURVATURE,
     DIMENSION,
+    DOCUMENTS,
+    DOCUMENTS_WITHOUT,
     ENTROPY,
     INFLUENCE,
     KL_WITHOUT,
@@ -170,7 +172,7 @@ class Layers(Study):
         found: list[list[list[Any]]] = [[], [], []]
         diagnosed: dict[str, Table] = {}
         counted_rows = Counter[str]()  # of all models, in the manifest
-        documents: list[int] = []
+        documents: dict[str, list[int]] = {DOCUMENTS: [], DOCUMENTS_WITHOUT: []}
         for label, extraction in self.extractions.items():
             with run.stage("data"):
                 sequences = extraction.sequences(run, label)
@@ -193,8 +195,10 @@ class Layers(Study):
                     if known is not table:
                         known.rows.extend(table.rows)
             units = number_documents(given, run.warn, f"model.{label}")
-            documents.append(len(np.unique(units)))
             without = self._measure_block_losses(run, counted, given, units)
+            documents[DOCUMENTS].append(len(np.unique(units)))
+            if without is not None:
+                documents[DOCUMENTS_WITHOUT].append(len(np.unique(without.units)))
             with run.stage("layers"):
                 made = self._rows(run, counted, given, units, gathered, without)
                 for whole, part in zip(found, made, strict=True):
@@ -207,7 +211,8 @@ class Layers(Study):
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
         if copies := list(find_copies(found[0])):
             tables[COPIES] = Table(columns=["model", "other"], rows=copies)
-        return Results(study="layers", tables=tables | diagnosed, about={"k": self.k, "documents": min(documents)})
+        about = {"k": self.k, **{name: min(counts) for name, counts in documents.items() if counts}}
+        return Results(study="layers", tables=tables | diagnosed, about=about)
 
     def _measure_block_losses(
         self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]

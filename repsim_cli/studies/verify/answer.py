@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import join_into_ranges, name_blocks
+from repsim_cli.base.plain import join_into_ranges, name_blocks, say_count
 
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
@@ -159,7 +159,7 @@ class Answer:
         return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
 
     def _say_config(self) -> str:
-        rest = f"; {len(self.config) - SHOWN} settings more" if len(self.config) > SHOWN else ""
+        rest = f"; {say_count(len(self.config) - SHOWN, 'setting')} more" if len(self.config) > SHOWN else ""
         return "; ".join(self.config[:SHOWN]) + rest
 
     def _weights(self) -> str:
@@ -178,7 +178,8 @@ class Answer:
             f"{name} differs{f' in {count:,} of {of:,} values' * (count > 0)}" for name, count, of, _ in differ[:SHOWN]
         ]
         rest = len(differ) - SHOWN
-        end = f"{rest} others of {common} differ" if rest > 0 else "no other tensor does"
+        more = f"{say_count(rest, 'other')} of {common} differ{'s' * (rest == 1)}"
+        end = more if rest > 0 else "no other tensor does"
         return f"{', '.join(shown)}; {end}{alone}"
 
     def _say_slight_weights(self) -> str:

@@ -12,11 +12,13 @@ from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
-from repsim_cli.studies.layers.columns import OF_LAYER
-from repsim_cli.studies.layers.finding import group_by_model, say_extreme
+from repsim_cli.studies.layers.columns import OF_LAYER, OF_LAYER_COLUMNS
+from repsim_cli.studies.layers.finding import group_by_model, say_answers, say_extreme
 
 WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",
          "extract.sequences=60", "hardware.threads=1")  # fmt: skip
+
+NUMBERS = OF_LAYER_COLUMNS[2:]
 
 
 def of(folder, kind="transformers"):
@@ -169,6 +171,25 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
     )
     assert say_extreme(layers, [{"dimension": None}] * 4, "dimension", True, form).startswith("no layer stands out")
     assert say_extreme(layers[:1], errors, "dimension", True, form) == ""
+
+
+def test_losses_without_blocks_are_as_sure_as_the_few_documents_that_they_are_of():
+    losses = (0.1, 0.2, 0.3)
+    layers = [{"layer": f"resid_post@{i}", **dict.fromkeys(NUMBERS), "KL without": of} for i, of in enumerate(losses)]
+    errors = [{**dict.fromkeys(NUMBERS), "KL without": 0.025} for _ in layers]
+    said = [next(say_answers({"m": layers}, {"m": errors}, 80, of_losses))[1] for of_losses in (8, 80, 3)]
+    assert said == [
+        "the next token changes least without blocks 0 to 1 (KL 0.1 to 0.2 nats; 0.3 at block 2, the last)",
+        "the next token changes least without block 0 (KL 0.1 nats; 0.3 at block 2, the last)",
+        "no layer stands out by KL without the block (0.1 to 0.3)",
+    ]
+
+
+def test_documents_of_losses_are_counted(repsim, newest, headed):
+    code, _, err = repsim(*WORDS, of(headed), "options.without=3")
+    assert code == 0, err
+    about = reader.read_results(newest()).about
+    assert about["documents"] > about["documents of blocks left out"] in (1, 2, 3)
 
 
 @pytest.mark.parametrize(

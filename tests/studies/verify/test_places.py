@@ -14,7 +14,7 @@ from torch import nn
 import repsim_cli
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.studies.verify import inputs
-from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING
+from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
 from repsim_cli.studies.verify.rounding import have_same_values
 from repsim_cli.studies.verify.study import verify_models
 
@@ -376,3 +376,16 @@ def test_values_are_the_same_where_none_is_a_number():
     assert not have_same_values(x, x.nan_to_num())
     assert not have_same_values(x, torch.tensor([2.0, float("nan"), float("inf")]))
     assert not have_same_values(x, x[:2])
+
+
+@pytest.mark.parametrize(
+    ("count", "end"), [(3, "no other tensor does"), (4, "1 other of 9 differs"), (5, "2 others of 9 differ")]
+)
+def test_further_tensors_and_settings_are_counted(count, end):
+    differ = [(f"w{i}", 1, 4, 0.1) for i in range(count)]
+    place = Difference("embed", None, "", None, "noise", "noise", 0.1, 9.0, 0, 4, 0, ["text"])
+    weights = {"common": 9, "differ": differ, "only_reference": [], "only_candidate": []}
+    config = [f"s{i} 1, not 2" for i in range(count)]
+    said = "\n".join(Answer(DIFFERENT, "a", "b", [place], weights=weights, config=config).lines())
+    assert f"w2 differs in 1 of 4 values; {end}" in said
+    assert ("; 1 setting more" in said, "; 2 settings more" in said) == (count == 4, count == 5)
