@@ -135,7 +135,7 @@ class Barycentre(StudyOfRows):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
-            documents = extraction.find_documents(sequences)
+            documents = extraction.find_documents(sequences, run.warn)
         taken, tables = sample(run, extraction, sequences)
         distances: list[list[Any]] = []
         places: list[list[Any]] = []

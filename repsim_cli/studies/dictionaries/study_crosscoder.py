@@ -193,7 +193,7 @@ class CrosscoderStudy(StudyOfRows):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
-            documents = extraction.find_documents(sequences)
+            documents = extraction.find_documents(sequences, run.warn)
         taken, tables = sample(run, extraction, sequences)
         layers, rows_of = [extraction.layers[at] for at in self.places], [taken[at].cpu().float() for at in self.places]
         crosscoder = self.given

@@ -201,7 +201,7 @@ class Probes(StudyOfRows):
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             given = next(iter(sequences.values()), None)
             numbers = extraction.numbers(0)
-            documents = extraction.find_documents(sequences)
+            documents = extraction.find_documents(sequences, run.warn)
             targets = None
             if self.targets is None:
                 assert given is not None

@@ -103,7 +103,9 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     documents = reader.read_array(newest(), found.about["document of every row"])
     held_out = reader.read_array(newest(), found.about["whether it is held out, by split"]).astype(bool)
     assert held_out.shape == (3, 200)
-    assert all(not {*documents[some]} & {*documents[~some]} and len({*documents[some]}) == 8 for some in held_out)
+    assert len({*documents}) == len({tuple(each) for each in sentences})  # copies of a sentence are one
+    fifth = pytest.approx(len({*documents}) / 5, abs=1)
+    assert all(not {*documents[some]} & {*documents[~some]} and len({*documents[some]}) == fifth for some in held_out)
 
 
 @pytest.mark.slow
@@ -239,3 +241,23 @@ def test_layers_of_equal_probes_are_seldom_told_apart():
     better, worse = (rng.binomial(rows, share) for share in (0.1, 0.35))
     assert count_untold_layers(np.stack([better, better, worse]), rows) == 1
     assert count_untold_layers(np.array([[0], [9], [9]]), np.array([10])) == 2  # of one document nothing follows
+
+
+def test_copies_of_a_text_are_on_one_side(repsim, newest, tmp_path):
+    """Labels without meaning, the same for both copies: a probe that has seen one would tell the other."""
+    texts = [f"the {number}th word is {number * 7919 % 101}" for number in range(40)]
+    lines = ["text,label", *(f"{text},{'ab'[number % 3 == 0]}" for number, text in enumerate(texts))]
+    (tmp_path / "t.csv").write_text("\n".join([*lines, *lines[1:]]))
+    words = (
+        "-q", "study=probes", "model=[tiny_a]", "data=table", f"data.path={tmp_path / 't.csv'}", "data.text=text",
+        "data.label=label", "extract=pooled", "extract.sequences=80", "extract.layers=[0]", "hardware.processes=1",
+        "options.probes=[ridge_classification]",
+    )  # fmt: skip
+    code, _, err = repsim("run", *words)
+    assert code == 0, err
+    about = reader.read_results(newest()).about
+    documents = np.load(newest() / about["document of every row"])
+    (held_out,) = np.load(newest() / about["whether it is held out, by split"]).astype(bool)
+    assert len({*documents}) == 40
+    assert not {*documents[held_out]} & {*documents[~held_out]}
+    assert any("40 of 80 texts are copies" in each for each in reader.read_manifest(newest())["warnings"])
