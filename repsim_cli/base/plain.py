@@ -117,6 +117,19 @@ def say_count(count: int, unit: str) -> str:
     return " ".join([str(count), first if count == 1 else f"{first}s", *rest])
 
 
+def say_duration(seconds: float) -> str:
+    """Says a duration in its unit.
+
+    >>> say_duration(0.2), say_duration(42.0), say_duration(600.0), say_duration(5400.0), say_duration(300_000.0)
+    ('1 s', '42 s', '10 min', '1.5 h', '3.5 days')
+    """
+    if seconds < 120:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
 def escape(text: str) -> str:
     r"""The text in one line, where control characters, and those that turn text around, are shown as their codes.
 

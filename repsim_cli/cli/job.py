@@ -11,7 +11,7 @@ from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
 from repsim_cli.cli.plan import plan_lines
-from repsim_cli.cli.terminal import LogLines, is_quiet, log, say, show_log_on_terminal
+from repsim_cli.cli.terminal import SILENT, LogLines, is_quiet, log, name_where_slow, say, show_log_on_terminal
 from repsim_cli.config.run import RunConfig, RunKeys
 from repsim_cli.runs import folders, reader, results
 
@@ -48,7 +48,8 @@ def perform(job: RunJob, watch: Callable[[Path], results.Progress]) -> tuple[str
         current.progress = watch(current.folder)
         handler = _log_file(current.folder)
         _write_config(current, job.checked)
-        perform(job.checked, current)
+        with name_where_slow(lambda run=current: run.doing, SILENT):
+            perform(job.checked, current)
         status, problem = "complete", None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or signals.was_interrupted():

@@ -84,7 +84,7 @@ def _apply(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
 
     values, error = [], None
     sides = [(x, y)] if measure.card.symmetric else [(x, y), (y, x)]
-    with warnings.catch_warnings(record=True) as caught, name_where_slow(measure.name):
+    with warnings.catch_warnings(record=True) as caught, name_where_slow(lambda: measure.name):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", MeasureWarning)
         try:

@@ -6,22 +6,26 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from repsim_cli.base.errors import BadConfig, BadInput, RepsimError
-from repsim_cli.base.plain import escape
+from repsim_cli.base.plain import escape, say_duration
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
 SLOW = 5.0  # seconds after which a step of unknown length is named
+SILENT = 30.0  # seconds without a word after which a run says what it does
+heard = SimpleNamespace(at=0.0)  # when something was said last, or an item of a bar was done
 
 
 def say(*lines: str, aside: bool = False) -> None:
     """Prints lines on standard output, or aside, on standard error; nothing in their labels steers the terminal."""
     for line in lines:
         print(escape(line), file=sys.stderr if aside else sys.stdout, flush=True)
+    heard.at = time.perf_counter()
 
 
 def say_aside(*lines: str) -> None:
@@ -36,16 +40,25 @@ def say_aside(*lines: str) -> None:
 
 
 @contextmanager
-def name_where_slow(step: str, seconds: float = SLOW) -> Iterator[None]:
-    """Says aside which step is at work where it takes longer than this, unless quiet."""
-    timer = threading.Timer(seconds, lambda: say_aside(f"{step}: still at work after {seconds:g} s"))
-    timer.daemon = True
+def name_where_slow(step: Callable[[], str], seconds: float = SLOW) -> Iterator[None]:
+    """Says aside which step is at work where nothing was said for so long, and again where nothing was for twice as
+    long, unless quiet."""
+    start, ended = time.perf_counter(), threading.Event()
+
+    def watch() -> None:
+        limit = seconds
+        while not ended.wait(max(start, heard.at) + limit - time.perf_counter()):
+            now = time.perf_counter()
+            if now >= max(start, heard.at) + limit:
+                say_aside(f"{step()}: still at work, {say_duration(now - start)} after the start")
+                limit *= 2
+
     if not is_quiet():
-        timer.start()
+        threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        ended.set()
 
 
 class LogLines(logging.Formatter):
@@ -103,8 +116,14 @@ class Bar:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            return iter(tqdm(sized, total=len(sized) + later, desc=escape(label), unit=f" {unit}", leave=False))
+            shown = tqdm(sized, total=len(sized) + later, desc=escape(label), unit=f" {unit}", leave=False, delay=1)
+            return self._hear(shown)
         return self._lines(sized, label, unit, later)
+
+    def _hear(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            yield item
+            heard.at = time.perf_counter()
 
     def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator[Any]:
         start, total = time.monotonic(), len(items) + later

@@ -20,7 +20,9 @@ ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
 def make_batch_stream(run: Run, rows: Rows, comparison: Comparison) -> Callable[[int], Iterable[Batch]]:
     """Makes a function that gives the batches from one on: as they are read, or group by group of layers in tiles on
     the disk, where all layers do not fit into memory."""
-    progress = partial(run.progress, label="activations and similarity", unit="batches")
+    # values of one sample follow when all of it is read
+    of = "activations" if comparison.extract.estimate == "full" else "activations and similarity"
+    progress = partial(run.progress, label=of, unit="batches")
 
     def batches(seen: int) -> Iterable[Batch]:
         if rows.groups is None:

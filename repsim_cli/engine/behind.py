@@ -137,7 +137,7 @@ def compute_row_shares(
     ([[0.5, 0.0, 0.5]], [1.0])
     """
     kernel, n = measure.row, len(rows[0])
-    states, failed = make_with_stand_ins(lambda a: prepare_states([kernel], rows[a], {})[kernel], len(rows))
+    states, failed = make_with_stand_ins(lambda a: prepare_states([kernel], rows[a], {})[kernel], range(len(rows)))
     if len(failed) == len(rows):
         return {}
     sums: dict[tuple[int, int], Tensor] = {}

@@ -13,6 +13,7 @@ import torch
 
 from repsim_cli.activations.batching import count_passes
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import say_duration
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.network import stay_offline
 from repsim_cli.engine.bounds import convert_to_gb, describe_disk_use
@@ -254,18 +255,6 @@ def estimate_drawing(models: int, measures: int) -> dict[str, str]:
     pairs = models * (models + 1) // 2
     count = measures * (pairs + 2) + (models * (models - 1) // 2) * -(-measures // 12) * (measures > 1)
     return {"all figures, beside that": f"{say_duration(EACH * count)}, about {count:,} of them"}
-
-
-def say_duration(seconds: float) -> str:
-    """
-    >>> say_duration(0.2), say_duration(42.0), say_duration(600.0), say_duration(5400.0), say_duration(300_000.0)
-    ('1 s', '42 s', '10 min', '1.5 h', '3.5 days')
-    """
-    if seconds < 120:
-        return f"{max(seconds, 1):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
 def _look_up_speed(hardware: Hardware, dtype: str = "float32") -> float:

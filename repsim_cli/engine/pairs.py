@@ -251,7 +251,9 @@ def _prepare_states(
         return work.keep(state) if work is not None and filed else state
 
     with attribute_warnings(group):
-        states, failed = make_with_stand_ins(prepare, len(names))
+        places = range(len(names))
+        shown = places if work is None else work.progress(places, label=", ".join(group), unit="layers")
+        states, failed = make_with_stand_ins(prepare, shown)
     for measure in group.values() if 0 not in failed else ():
         check_row_order(measure, rows[0], states[0], labels)
     return states, failed

@@ -5,7 +5,7 @@ of another one takes its place, so that nothing else changes, and its cells are 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,24 +30,26 @@ def raise_first(label: str, undefined: Undefined) -> None:
         raise error
 
 
-def make_with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[Any], dict[int, Degenerate]]:
+def make_with_stand_ins(make: Callable[[int], Any], places: Iterable[int]) -> tuple[list[Any], dict[int, Degenerate]]:
     """Makes something of each representation, or of another one where it raises Degenerate; returns these errors too.
+
+    places: 0, 1, ... of all representations.
 
     >>> def make(place):
     ...     if place == 1:
     ...         raise Degenerate("constant")
     ...     return "abc"[place]
-    >>> make_with_stand_ins(make, 3)
+    >>> make_with_stand_ins(make, range(3))
     (['a', 'a', 'c'], {1: Degenerate('constant')})
     """
     made: dict[int, Any] = {}
     failed: dict[int, Degenerate] = {}
-    for place in range(count):
+    for place in places:
         try:
             made[place] = make(place)
         except Degenerate as error:
             failed[place] = error
-    return [made.get(place, next(iter(made.values()), None)) for place in range(count)], failed
+    return [made.get(place, next(iter(made.values()), None)) for place in range(len(made) + len(failed))], failed
 
 
 def list_undefined_cells(rows: Mapping[int, Degenerate], columns: Mapping[int, Degenerate], count: int) -> Undefined:
@@ -90,7 +92,7 @@ def compute_defined_values(
         return compute_values_from_products(measure, cross, norms, rows, columns)
     except Degenerate:
         places = range(len(cross))
-        alone = make_with_stand_ins(lambda a: compute([a]), len(cross))[1]
+        alone = make_with_stand_ins(lambda a: compute([a]), places)[1]
         left = [a for a in places if a not in alone]
         values = torch.full_like(cross, torch.nan)
         if left:

@@ -104,6 +104,7 @@ class Run:
     manifest: dict[str, Any]
     lock: Any
     progress: Progress = quiet
+    doing: str = "start"  # the stage that is at work
     without_value: list[list[str]] = field(default_factory=list)  # rows of the table of that name
     _arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
@@ -137,6 +138,7 @@ class Run:
         """Times a stage of the run, in seconds, into the manifest, with the process's peak memory so far."""
         start = time.monotonic()
         log.info("%s ...", name)
+        self.doing = name
         yield
         timings = self.manifest["timings"]
         timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)

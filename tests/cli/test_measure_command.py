@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 
-from repsim_cli.cli.terminal import QUIET, name_where_slow
+from repsim_cli.cli.terminal import QUIET, Bar, heard, name_where_slow, say
 
 
 def test_measure_command(repsim, tmp_path):
@@ -66,8 +66,20 @@ def test_measure_all_prints_each_result_as_it_comes(repsim, tmp_path, monkeypatc
 def test_a_step_that_takes_long_is_named(limit, quiet, said, monkeypatch, capsys):
     monkeypatch.setenv(QUIET, quiet)
     shown, start = "", time.monotonic()
-    with name_where_slow("geometry_score", limit):
+    with name_where_slow(lambda: "geometry_score", limit):
         while "geometry_score" not in shown and time.monotonic() - start < (60 if said else 0.2):
             time.sleep(0.01)
             shown += capsys.readouterr().err
-    assert ("geometry_score: still at work after 0.01 s" in shown) == said
+    assert ("geometry_score: still at work, 1 s after the start" in shown) == said
+
+
+def test_a_step_of_which_something_is_said_is_not_silent(monkeypatch, capsys):
+    monkeypatch.delenv(QUIET, raising=False)
+    before = heard.at
+    say("a line", aside=True)
+    list(Bar()([1], label="models", unit="models"))
+    assert heard.at > before
+    monkeypatch.setattr(heard, "at", time.perf_counter() + 3600)
+    with name_where_slow(lambda: "models", 0.01):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "a line\n"

@@ -330,3 +330,18 @@ def slowly(items, label, unit, **_):
         yield item
         if unit == "pairs":
             time.sleep(0.2)
+
+
+def test_layers_are_shown_while_they_are_prepared(tmp_path):
+    """Neighbours of many rows take most of a run, after all rows are read."""
+    shown = []
+
+    def progress(items, *, label, unit, later=0):
+        shown.append((label, unit, len(items)))
+        return iter(items)
+
+    rows = [torch.randn(20, 3) for _ in range(4)]
+    bound = {"near": measures.get("mutual_knn", k=2), "nearer": measures.get("mutual_knn", k=1)}
+    with PairWork(folder=tmp_path, progress=progress) as work:
+        compute_all_pairs(bound, rows, work=work)
+    assert shown == [("near", "layers", 4), ("nearer", "layers", 4)]
