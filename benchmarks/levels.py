@@ -22,6 +22,7 @@ PARTS = (
     "levels_planted",
     "levels_universality",
     "levels_nulls",
+    "levels_sentences",
     "levels_corrections",
 )
 PARTS += ("levels_budget", "levels_shares")

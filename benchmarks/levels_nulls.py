@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from levels import LEAST, Promise
 
-import repsim_cli
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, find_exchange
 from repsim_cli.activations.segments import BOTH, find_segments
@@ -17,9 +16,6 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
 from repsim_cli.engine.validity import make_rows_observer
-from repsim_cli.findings.answering import LESS, MORE
-from repsim_cli.findings.sentences import ACROSS, BLIND, MOST_ALIKE, NOTHING, say_how_alike
-from repsim_cli.runs import reader
 
 PERMUTATIONS, WIDTH = {"level": 19, "power": 99}, 8  # of 19 one in 20 has p = 0.05, as of many
 Sides = list[torch.Tensor]
@@ -225,8 +221,6 @@ def uneven(rng: Rng) -> list[int]:
 
 P, CHANCE, CHECK = "p of significance=permutation", "level of chance", "not valid: REASON"
 DOUBT = "chance of rows without a test: warning that they depend on each other"
-SENTENCE = "sentence of an answer: unrelated models have something in common"
-DEPTH = "sentence of an answer: equally alike layers differ with depth"
 APART = "value over pairs of other documents"
 TESTED = {
     "24 documents of 6 rows": (even(24, 6), independent, {}),
@@ -294,57 +288,6 @@ UNITS = {
 }
 
 
-SAID = [
-    *((name, *shape) for name in NAMES for shape in ((4, 15, 20), (10, 40, 10))),
-    *((name, 12, 200, 1) for name in ("cka_unbiased", "procrustes")),
-    ("procrustes", 1, 200, 1),
-    *((name, 8, 12, 25) for name in ("cka_unbiased", "mutual_knn", "rsa")),
-    ("mutual_knn", 16, 500, 1),
-]
-
-
-Model = dict[str, np.ndarray]
-
-
-def say(models: tuple[Model, Model], documents: np.ndarray, name: str) -> str:
-    """Says what the answer says of two models."""
-    found = repsim_cli.compare(
-        dict(zip("ab", models, strict=True)), documents=documents, measures=[name],
-        settings={"extract.estimate": "full", "cache": False},
-    )  # fmt: skip
-    read = partial(reader.read_array, found.folder)
-    return " ".join(say_how_alike(reader.read_results(found.folder), read, "a", "b"))
-
-
-def says_depth(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
-    """Says whether the answer says of two models whose layers are all as alike that some are more so. What is a
-    layer's own passes on from layer to layer."""
-    documents = np.repeat(np.arange(count), size)
-    stream = rng.normal(size=(count, 12))[documents] + rng.normal(size=(len(documents), 12))
-
-    def model() -> Model:
-        own = rng.normal(size=(layers, len(documents), 12))
-        for i in range(1, layers):
-            own[i] = 0.9 * own[i - 1] + 0.19**0.5 * own[i]
-        return {f"layer {i}": stream + own[i] for i in range(layers)}
-
-    said = say((model(), model()), documents, name)
-    return any(what in said for what in (MORE, LESS, MOST_ALIKE, ACROSS, "closer to another layer"))
-
-
-def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
-    """Says whether the answer says of two unrelated models that they are alike."""
-    documents = np.repeat(np.arange(count), size)
-
-    def model() -> Model:
-        stream = rng.normal(size=(count, 16))[documents] + rng.normal(size=(len(documents), 16))
-        noise = rng.normal(size=(layers, len(documents), 24))
-        return {f"layer {i}": stream @ rng.normal(size=(16, 24)) + noise[i] for i in range(layers)}
-
-    said = say((model(), model()), documents, name)
-    return NOTHING not in said and BLIND not in said
-
-
 PROMISES: list[Promise] = [
     *tests_of("level", 0.05, 500, ""),
     *tests_of("power", 0.8, 100, ", a shared signal", shared=2.5),
@@ -370,21 +313,6 @@ PROMISES: list[Promise] = [
         )
         for setting, (lengths, tokens) in UNITS.items()
         for name in (*NAMES, "procrustes")
-    ),
-    *(
-        Promise(
-            SENTENCE, f"unrelated models, {layers} layers each, {count} documents of {size} rows; {name}", "level",
-            0.05, 100, partial(says_more, layers, count, size, name),
-        )
-        for name, layers, count, size in SAID
-    ),
-    *(
-        Promise(
-            DEPTH, f"{layers} layers each, {count} documents of {size} rows; {name}", "level", 0.05, 100,
-            partial(says_depth, layers, count, size, name),
-        )
-        for layers, count, size in ((4, 200, 1), (12, 20, 10))
-        for name in (*NAMES, "procrustes", "ridge", "effective_rank_difference")
     ),
     *(
         Promise(APART, f"unrelated models, {setting}; cka_unbiased", "value", 0.0, 200, partial(over_pairs, lengths))

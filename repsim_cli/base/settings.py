@@ -288,7 +288,8 @@ class Significance:
 
     chance: the level of chance of every value, the mean over random pairings of documents (of sequences where there are
         too few) that leave no row in place which has a partner: exact for inner products and shared neighbours, of
-        others one level of at most 16 pairs of layers.
+        others one level of at most 16 pairs of layers. With it, of one sample of measures without an error of their
+        own, how far layers differ by the drawn documents, from leaving out groups of these.
     floor: of rows that are tokens or words, what two tables of random vectors per token have in the layers' place.
     budget: split the linear CKA of layers at the same depth into what the token, untrained models of these shapes and
         training make of it, with intervals, and shared neighbours into those of the same and of other tokens; of rows

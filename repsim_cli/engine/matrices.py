@@ -32,6 +32,7 @@ from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estima
 from repsim_cli.engine.expected import RowPlaces, index_row_places
 from repsim_cli.engine.first_look import FirstLook
 from repsim_cli.engine.known import KnownPairs
+from repsim_cli.engine.left_out import make_left_out_observer
 from repsim_cli.engine.moments import plan_passes
 from repsim_cli.engine.one_by_one import note_name
 from repsim_cli.engine.pairs import Statistics
@@ -203,7 +204,13 @@ def estimate_matrices(
                 single=extract.estimate == "full" and comparison.groups is None,
             ),
             beside=floor.combine_observers(
-                [null, alike, floor.make_floor_observer(comparison, rows.sequences, labels), watch]
+                [
+                    null,
+                    alike,
+                    floor.make_floor_observer(comparison, rows.sequences, labels),
+                    make_left_out_observer(comparison, labels),
+                    watch,
+                ]
             ),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,

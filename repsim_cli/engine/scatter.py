@@ -112,7 +112,7 @@ def measure_scatter(measure: Measure, prepared: Prepared, values: Matrix, cluste
 
     Of means over rows what a cluster does as neighbours of others' rows is not measured: NEIGHBOURS stands for it.
     """
-    layers = np.unique(np.linspace(0, len(values) - 1, LAYERS).round().astype(int))
+    layers = choose_layers(len(values))
     pairs = list(combinations(range(len(layers)), 2))
     if isinstance(prepared, PreparedProducts):
         if not is_cosine(measure) or prepared.rows > MOST:
@@ -130,10 +130,22 @@ def measure_scatter(measure: Measure, prepared: Prepared, values: Matrix, cluste
             rows = of_rows([prepared.states[layers[a]]], [prepared.states[layers[b]]])[0, 0].double().cpu()
             rows = NEIGHBOURS * (rows - rows.mean())
             influences.append(rows.new_zeros(int(of.max()) + 1).index_add_(0, of, rows) / len(rows))
-    known = {pair: each for pair, each in zip(pairs, influences, strict=True) if each.isfinite().all()}
+    found = compute_scatter(dict(zip(pairs, influences, strict=True)))
+    return {} if found is None else {SCATTER: found}
+
+
+def choose_layers(count: int) -> list[int]:
+    """Chooses the layers whose values say how far all scatter."""
+    return np.unique(np.linspace(0, count - 1, LAYERS).round().astype(int)).tolist()
+
+
+def compute_scatter(influences: Mapping[tuple[int, int], Float[Tensor, " clusters"]]) -> Tensor | None:
+    """Computes the scatter from the influence of clusters on values of pairs of layers; None where there are no two
+    values, or no two clusters."""
+    known = {pair: each for pair, each in influences.items() if each.isfinite().all()}
     beside = list(combinations(known, 2))
     apart = [(a, b) for a, b in beside if not {*a} & {*b}] or beside
-    if not apart or (count := len(influences[0])) < 2:
-        return {}
+    if not apart or (count := len(known[apart[0][0]])) < 2:
+        return None
     squares = torch.stack([(known[a] - known[b]).square().sum() for a, b in apart])
-    return {SCATTER: (squares.median() * count / (count - 1) / 2).sqrt()}
+    return (squares.median() * count / (count - 1) / 2).sqrt()

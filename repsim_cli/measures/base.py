@@ -63,6 +63,8 @@ class Measure(ABC):
     aligned(x, y): the map that attains the value, of `alignments.py`; None where there is none.
     apart(documents): the same over pairs of rows of different documents alone; None where it has no such form.
     sees: what the settings make it see although the registered card says that it is invariant to it.
+    leaps: a few rows may decide its value (a maximum, the births of a barcode), so that leaving out some says nothing
+        of how far it scatters.
     """
 
     name: str = ""
@@ -75,6 +77,7 @@ class Measure(ABC):
     aligned: Callable[[Tensor, Tensor], Any] | None = None
     apart: Callable[[Documents], "Measure"] | None = None
     sees: frozenset[Invariance] = frozenset()
+    leaps: bool = False
 
     def align(self, x: Any, y: Any) -> Any:
         """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a

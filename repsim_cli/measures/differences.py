@@ -1,6 +1,7 @@
 """Numeric differences of paired rows, value by value: what a port, a precision or a kernel changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -144,7 +145,7 @@ def largest_difference() -> Measure:
     >>> measures.get("largest_difference")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     0.5
     """
-    return make_measure_of_values(find_largest_difference)
+    return replace(make_measure_of_values(find_largest_difference), leaps=True)
 
 
 @measures.register(
@@ -166,4 +167,4 @@ def ulp(*, precision: Literal["float32", "float16", "bfloat16"] = "float32") -> 
     >>> measures.get("ulp", precision="float16")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     128.0
     """
-    return make_measure_of_values(lambda x, y: measure_largest_ulps(x, y, PRECISIONS[precision]))
+    return replace(make_measure_of_values(lambda x, y: measure_largest_ulps(x, y, PRECISIONS[precision])), leaps=True)

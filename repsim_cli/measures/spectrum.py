@@ -133,4 +133,5 @@ def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -
         work=lambda rows: (4000.0 * rows**2 + 4.5 * min(rows, exact_rows) ** 3, 0.0),
         minimum_rows=k + 1,
         copies=0.0,
+        leaps=True,
     )

@@ -115,6 +115,7 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
         compare=partial(average_topology_divergence, rows=rows, subsets=subsets, seed=seed),
         work=lambda n: (0.0, (1.5e10 + 200.0 * min(n, rows) ** 3) * (subsets if n > rows else 1)),
         copies=2.0,
+        leaps=True,
     )
 
 
@@ -223,4 +224,5 @@ def geometry_score(
         work=lambda n: (repeats * (4e7 + 1.5e5 * n), 0.0),
         minimum_rows=landmarks + 1,
         copies=0.0,
+        leaps=True,
     )

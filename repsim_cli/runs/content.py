@@ -136,8 +136,9 @@ class Measured:
 
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
     null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
-    batches, mean, spread, orders), or why it is not known (unknown). floor: what the token alone gives (value, unit,
-    of, width, batches), and a token with the one before it (pairs); None of rows that are no tokens or words.
+    batches, mean, spread, orders), or why it is not known (unknown), and how far layers differ by the drawn documents
+    (scatter), where known. floor: what the token alone gives (value, unit, of, width, batches), and a token with the
+    one before it (pairs); None of rows that are no tokens or words.
     """
 
     name: str

@@ -1,0 +1,125 @@
+"""Promises of the sentences on two models: that unrelated ones are said to be so, and layers that are as alike to be as
+alike, whichever error the measure has."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from levels import LEAST, Promise
+
+import repsim_cli
+from repsim_cli.findings.answering import LESS, MORE
+from repsim_cli.findings.sentences import ACROSS, BLIND, MOST_ALIKE, NOTHING, say_how_alike
+from repsim_cli.runs import reader
+
+Rng = np.random.Generator
+
+SENTENCE = "sentence of an answer: unrelated models have something in common"
+DEPTH = "sentence of an answer: equally alike layers differ with depth"
+TREND = "sentence of an answer: layers are more alike with depth"
+NAMES = ("cka_unbiased", "mutual_knn")
+# whose error is known from leaving out groups of documents
+PLANTED = (
+    "procrustes",
+    "ridge",
+    "linear_regression",
+    "mean_cca",
+    "gulp",
+    "ensd",
+    "relative_l2",
+    "hard_correlation_match",
+)
+LEFT_OUT = (*PLANTED, "effective_rank_difference", "magnitude_difference", "cycle_knn")
+
+
+SAID = [
+    *((name, *shape) for name in NAMES for shape in ((4, 15, 20), (10, 40, 10))),
+    *((name, 12, 200, 1) for name in ("cka_unbiased", "procrustes")),
+    ("procrustes", 1, 200, 1),
+    *((name, 8, 12, 25) for name in ("cka_unbiased", "mutual_knn", "rsa")),
+    ("mutual_knn", 16, 500, 1),
+]
+
+
+Model = dict[str, np.ndarray]
+
+
+def say(models: tuple[Model, Model], documents: np.ndarray, names: Sequence[str]) -> dict[str, str]:
+    """Says what the answer says of two models by each measure alone."""
+    found = repsim_cli.compare(
+        dict(zip("ab", models, strict=True)), documents=documents.tolist(), measures=[*names],
+        settings={"extract.estimate": "full", "cache": False},
+    )  # fmt: skip
+    whole, read = reader.read_results(found.folder), partial(reader.read_array, found.folder)
+    alone = {measured.name: replace(whole, measures=[measured]) for measured in whole.measures}
+    return {name: " ".join(say_how_alike(of, read, "a", "b")) for name, of in alone.items()}
+
+
+def find_depth(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
+    """Finds the measures by which the answer says of two models whose layers are all as alike that some are more so.
+    What is a layer's own passes on from layer to layer."""
+    documents = np.repeat(np.arange(count), size)
+    stream = rng.normal(size=(count, 12))[documents] + rng.normal(size=(len(documents), 12))
+
+    def model() -> Model:
+        own = rng.normal(size=(layers, len(documents), 12))
+        for i in range(1, layers):
+            own[i] = 0.9 * own[i - 1] + 0.19**0.5 * own[i]
+        return {f"layer {i}": stream + own[i] for i in range(layers)}
+
+    said = say((model(), model()), documents, (*NAMES, *LEFT_OUT))
+    words = MORE, LESS, MOST_ALIKE, ACROSS, "closer to another layer"
+    return {name: any(word in of for word in words) for name, of in said.items()}
+
+
+def find_trend(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
+    """Finds the measures by which the answer says of two models that they are more alike with depth. Of each layer both
+    share a signal, beside noise that falls."""
+    documents = np.repeat(np.arange(count), size)
+    shared = rng.normal(size=(layers, count, 12))[:, documents] + rng.normal(size=(layers, len(documents), 12))
+
+    def model() -> Model:
+        scales = np.linspace(2.0, 0.7, layers)
+        return {f"layer {i}": shared[i] + scale * rng.normal(size=shared[i].shape) for i, scale in enumerate(scales)}
+
+    said = say((model(), model()), documents, PLANTED)
+    return {name: f"are {MORE}" in of for name, of in said.items()}
+
+
+def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
+    """Says whether the answer says of two unrelated models that they are alike."""
+    documents = np.repeat(np.arange(count), size)
+
+    def model() -> Model:
+        stream = rng.normal(size=(count, 16))[documents] + rng.normal(size=(len(documents), 16))
+        noise = rng.normal(size=(layers, len(documents), 24))
+        return {f"layer {i}": stream @ rng.normal(size=(16, 24)) + noise[i] for i in range(layers)}
+
+    said = say((model(), model()), documents, [name])[name]
+    return NOTHING not in said and BLIND not in said
+
+
+def of_depth(layers: int, count: int, size: int) -> list[Promise]:
+    """The promises of two models whose layers are as alike, or more and more so."""
+    setting, at = f"{layers} layers each, {count} documents of {size} rows", (layers, count, size)
+    alike, planted = partial(find_depth, *at), partial(find_trend, *at)
+    return [
+        *(
+            Promise(DEPTH, f"{setting}; {name}", "level", 0.05, 100, alike, counted=name)
+            for name in (*NAMES, *LEFT_OUT)
+        ),
+        *(Promise(TREND, f"{setting}; {name}", "power", LEAST, 100, planted, counted=name) for name in PLANTED),
+    ]
+
+
+PROMISES: list[Promise] = [
+    *(
+        Promise(
+            SENTENCE, f"unrelated models, {layers} layers each, {count} documents of {size} rows; {name}", "level",
+            0.05, 100, partial(says_more, layers, count, size, name),
+        )
+        for name, layers, count, size in SAID
+    ),
+    *(promise for shape in ((4, 200, 1), (12, 20, 10)) for promise in of_depth(*shape)),
+]  # fmt: skip

@@ -1,0 +1,143 @@
+"""How far values of one sample scatter by the documents that were drawn, from leaving out groups of them: of measures
+whose influence of documents has no form of its own (`scatter.py` has the others)."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import scipy.special
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.estimates import Beside, Key
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.scatter import MOST, SCATTER, choose_layers, compute_scatter
+from repsim_cli.measures import Measure, Pairwise
+from repsim_cli.measures.base import MeasureWarning, is_cosine
+
+GROUPS, FEWEST = 10, 5  # of documents, that are left out in turn
+SMALL = 2**20  # cells of a layer, up to which no pair takes long; of larger ones as many pairs as the run has, at most
+FAR = 0.995  # of normal values; as much farther as Student's t goes there, errors of few groups are taken to be
+
+
+def make_left_out_observer(comparison: Comparison, labels: Callable[[int], Tensor | None]) -> Beside | None:
+    """Makes what observes the scatter beside the values of the only batch; None where no layers of several models are
+    held together, or none of its measures needs it. labels(batch): a class code per row."""
+    measures = {label: measure for label, measure in comparison.measures.items() if _takes_left_out(measure)}
+    several = 1 < len(comparison.readings) < len(comparison.layers)
+    held = comparison.extract.estimate == "full" and comparison.groups is None and comparison.significance.chance
+    if not (measures and several and held):
+        return None
+
+    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
+        documents = comparison.documents[comparison.numbers(batch)]
+        given = {
+            "tile": comparison.hardware.tile,
+            "labels": labels(batch),
+            "apart": comparison.documents_apart(batch),
+            "wanted": comparison.wanted,
+        }
+        return measure_left_out(measures, representations, documents, **given)
+
+    return observe
+
+
+def measure_left_out(
+    measures: Mapping[str, Measure],
+    representations: Sequence[Tensor],
+    documents: np.ndarray,
+    *,
+    tile: int = 512,
+    labels: Tensor | None = None,
+    apart: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> dict[Key, Tensor]:
+    """Measures how far values of a few layers lie apart by the documents that were drawn, from the values without each
+    group of neighbouring documents (the delete-a-group jackknife), which are centred on their own mean, as few rows
+    fewer change values of many measures. Where groups are few, their scatter is taken to be as much larger as Student's
+    t is wider. Empty for rows of too few documents, and without measures that take the rows that are left.
+
+    documents: of the rows. apart: likewise, where pairs of rows of one document are left out. wanted: as in
+    `compute_all_pairs`.
+    """
+    places = choose_layers(len(representations))
+    layers, pairs = [representations[place] for place in places], len(places) * (len(places) - 1) // 2
+    groups = divide_documents(documents, _count_groups(representations, pairs))
+    sizes = np.bincount(groups)
+    rest, shapes = len(groups) - int(sizes.max()), [tuple(layer.shape) for layer in layers]
+    measures = {label: measure for label, measure in measures.items() if _takes_rows(measure, rest, shapes, labels)}
+    if len(sizes) < FEWEST or len(groups) > MOST or not measures:
+        return {}
+    between = ~torch.eye(len(places), dtype=torch.bool)
+    if wanted is not None:
+        between &= wanted[places][:, places]
+    left = dict[str, list[Tensor]]()
+    for group in range(len(sizes)):
+        rows = torch.from_numpy(np.flatnonzero(groups != group)).to(layers[0].device)
+        given = {
+            "labels": None if labels is None else labels[rows.to(labels.device)],
+            "documents": None if apart is None else apart[rows].unique(return_inverse=True)[1],
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
+            some = [x[rows] for x in layers]
+            found = compute_all_pairs(measures, some, tile=tile, wanted=between, lack=lambda *_: None, **given)
+        for label, values in found.items():
+            left.setdefault(label, []).append(values.cpu())
+    kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
+    wide = _compare_with_normal(len(sizes) - 1)
+    scatter = {label: _find_scatter(torch.stack(values), kept) for label, values in left.items()}
+    return {(label, SCATTER): wide * found for label, found in scatter.items() if found is not None}
+
+
+def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
+    """Divides documents into so many groups of neighbours, with about as many rows each; gives the group of every row.
+
+    >>> divide_documents(np.array([7, 7, 7, 2, 2, 3, 5, 5]), 2)
+    array([1, 1, 1, 0, 0, 0, 1, 1])
+    """
+    _, ids, sizes = np.unique(documents, return_inverse=True, return_counts=True)
+    middles = (sizes.cumsum() - sizes / 2) / sizes.sum()
+    return np.unique((middles * count).astype(int)[ids], return_inverse=True)[1]
+
+
+def _count_groups(representations: Sequence[Tensor], pairs: int) -> int:
+    """Counts the groups that may be left out. pairs: that are computed once more without each."""
+    count = len(representations)
+    small = max(layer.numel() for layer in representations) <= SMALL
+    return GROUPS if small else min(GROUPS, count * (count - 1) // 2 // pairs)
+
+
+def _find_scatter(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> Tensor | None:
+    """Finds the scatter of values without each group of documents. kept: the share of the rows that are left."""
+    influence = kept * (left.mean(0) - left)
+    return compute_scatter({(a, b): influence[:, a, b] for a, b in combinations(range(left.shape[1]), 2)})
+
+
+def _takes_left_out(measure: Measure) -> bool:
+    """Tells whether the scatter of a measure is known from leaving out documents, and not otherwise."""
+    if measure.slow is not None or measure.leaps:
+        return False
+    return measure.of_rows is None if isinstance(measure, Pairwise) else not is_cosine(measure)
+
+
+def _takes_rows(measure: Measure, rows: int, shapes: Sequence[tuple[int, ...]], labels: Tensor | None) -> bool:
+    """Tells whether a measure has values of so few rows as of all: as many more than features as it asks for."""
+    given = [(rows, width) for _, width in shapes]
+    if measure.card.width_limit and any(rows <= width for _, width in shapes):
+        return False
+    try:
+        measure.check([""] * len(given), given, None if labels is None else labels[:rows])
+    except Degenerate:
+        return False
+    return True
+
+
+def _compare_with_normal(freedom: int) -> float:
+    """Divides what Student's t of so many degrees of freedom exceeds seldom by what a normal value does."""
+    return float(scipy.special.stdtrit(freedom, FAR) / scipy.special.ndtri(FAR))
