@@ -1,6 +1,7 @@
 """How far values of one sample scatter by the documents that were drawn, from leaving out groups of them: of measures
 whose influence of documents has no form of its own (`scatter.py` has the others)."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -16,7 +17,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST, SCATTER, choose_layers, compute_scatter
+from repsim_cli.engine.scatter import MOST, SCATTER, choose_clusters, choose_layers, compute_scatter
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 
@@ -60,18 +61,29 @@ def measure_left_out(
     """Measures how far values of a few layers lie apart by the documents that were drawn, from the values without each
     group of neighbouring documents (the delete-a-group jackknife), which are centred on their own mean, as few rows
     fewer change values of many measures. Where groups are few, their scatter is taken to be as much larger as Student's
-    t is wider. Empty for rows of too few documents, and without measures that take the rows that are left.
+    t is wider. Of more than MOST rows some documents stand for all. Empty for rows of too few documents, and without
+    measures that take the rows that are left.
 
     documents: of the rows. apart: likewise, where pairs of rows of one document are left out. wanted: as in
     `compute_all_pairs`.
     """
     places = choose_layers(len(representations))
     layers, pairs = [representations[place] for place in places], len(places) * (len(places) - 1) // 2
-    groups = divide_documents(documents, _count_groups(representations, pairs))
+    share = 1.0
+    if len(documents) > MOST:
+        chosen = choose_clusters(documents, MOST / len(documents))
+        if chosen.sum() < FEWEST:
+            return {}
+        at = np.flatnonzero(chosen[np.unique(documents, return_inverse=True)[1]])
+        share, documents, rows = chosen.mean(), documents[at], torch.from_numpy(at)
+        layers = [layer[rows.to(layer.device)] for layer in layers]
+        labels, apart = (None if each is None else each[rows.to(each.device)] for each in (labels, apart))
+    most = len(representations) * (len(representations) - 1) // 2 * len(representations[0]) / len(layers[0])
+    groups = divide_documents(documents, _count_groups(layers, most / pairs))
     sizes = np.bincount(groups)
     rest, shapes = len(groups) - int(sizes.max()), [tuple(layer.shape) for layer in layers]
     measures = {label: measure for label, measure in measures.items() if _takes_rows(measure, rest, shapes, labels)}
-    if len(sizes) < FEWEST or len(groups) > MOST or not measures:
+    if len(sizes) < FEWEST or not measures:
         return {}
     between = ~torch.eye(len(places), dtype=torch.bool)
     if wanted is not None:
@@ -90,7 +102,7 @@ def measure_left_out(
         for label, values in found.items():
             left.setdefault(label, []).append(values.cpu())
     kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
-    wide = _compare_with_normal(len(sizes) - 1)
+    wide = _compare_with_normal(len(sizes) - 1) * math.sqrt(share)
     scatter = {label: _find_scatter(torch.stack(values), kept) for label, values in left.items()}
     return {(label, SCATTER): wide * found for label, found in scatter.items() if found is not None}
 
@@ -106,11 +118,10 @@ def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
     return np.unique((middles * count).astype(int)[ids], return_inverse=True)[1]
 
 
-def _count_groups(representations: Sequence[Tensor], pairs: int) -> int:
-    """Counts the groups that may be left out. pairs: that are computed once more without each."""
-    count = len(representations)
-    small = max(layer.numel() for layer in representations) <= SMALL
-    return GROUPS if small else min(GROUPS, count * (count - 1) // 2 // pairs)
+def _count_groups(layers: Sequence[Tensor], most: float) -> int:
+    """Counts the groups that may be left out. most: so often takes as long as the map, where layers are large."""
+    small = max(layer.numel() for layer in layers) <= SMALL
+    return GROUPS if small else min(GROUPS, int(most))
 
 
 def _find_scatter(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> Tensor | None:

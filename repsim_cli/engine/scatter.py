@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.base.plain import join_into_ranges
 from repsim_cli.engine.pairs import Prepared, PreparedProducts
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
@@ -22,7 +23,9 @@ NEIGHBOURS = (
     1.5  # times the scatter by own rows: 1.3 to 1.7 times in simulations of 180 to 600 rows, 30 to 180 documents
 )
 FEW = 0.25  # of the documents: where fewer would say as much of a layer, errors are warned of
-MOST = 10_000  # rows, whose cells are computed once more
+MOST = 10_000  # rows, whose cells are computed once more; of more rows, as many cells
+RUNS = 32  # of neighbouring clusters, which stand for all where there are more rows
+LEAST = 8  # clusters that may stand for all
 LAYERS = 4  # whose values say how far all scatter
 SCATTER = "scatter"  # the name of that
 
@@ -78,14 +81,48 @@ def compute_document_shares(prepared: PreparedProducts, clusters: np.ndarray) ->
     groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
     count = int(groups.max()) + 1
     shares = torch.zeros(count, len(states), len(states), dtype=torch.float64)
-    bands = [slice(i, min(i + prepared.tile, n)) for i in range(0, n, prepared.tile)]
-    for rows, columns in combinations_with_replacement(bands, 2):
+    for rows, columns in combinations_with_replacement(_cut(0, n, prepared.tile), 2):
         block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
         shares.index_add_(0, groups[rows], torch.bmm(block, block.mT).double().cpu())
         if rows != columns:  # its mirror image
             block = block.permute(2, 1, 0).contiguous()
             shares.index_add_(0, groups[columns], torch.bmm(block, block.mT).double().cpu())
     return shares
+
+
+def choose_clusters(clusters: np.ndarray, share: float) -> np.ndarray:
+    """Chooses whole clusters with about this share of the rows, in runs of neighbours that lie evenly apart; tells of
+    each, in their order, whether it is chosen.
+
+    >>> choose_clusters(np.arange(128), 0.5)[:8].tolist()
+    [True, True, False, False, True, True, False, False]
+    """
+    _, sizes = np.unique(clusters, return_counts=True)
+    middles = (sizes.cumsum() - sizes / 2) / sizes.sum()
+    return middles * RUNS % 1 < share
+
+
+def compute_chosen_shares(
+    prepared: PreparedProducts, clusters: np.ndarray, chosen: np.ndarray
+) -> Float[Tensor, "clusters r r"]:
+    """Computes the part that the rows of the chosen clusters have in the inner products of layers."""
+    kernel, n, tile = prepared.measure.row, prepared.rows, prepared.tile
+    states, ids = prepared.states[kernel], np.unique(clusters, return_inverse=True)[1]
+    number = torch.from_numpy((chosen.cumsum() - 1)[ids])
+    shares = torch.zeros(int(chosen.sum()), len(states), len(states), dtype=torch.float64)
+    for run in join_into_ranges(np.flatnonzero(chosen[ids]).tolist()):
+        for start in run[::tile]:
+            rows = slice(start, min(start + tile, run.stop))
+            # the diagonal is in one tile
+            columns = [rows, *_cut(0, rows.start, tile), *_cut(rows.stop, n, tile)]
+            for block in columns:
+                cells = torch.stack([compute_matrix_tile(kernel, state, rows, block, n) for state in states], 1)
+                shares.index_add_(0, number[rows], torch.bmm(cells, cells.mT).double().cpu())
+    return shares
+
+
+def _cut(start: int, stop: int, tile: int) -> list[slice]:
+    return [slice(i, min(i + tile, stop)) for i in range(start, stop, tile)]
 
 
 def convert_to_influence(
@@ -103,23 +140,35 @@ def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     return {SCATTER: float(statistics[SCATTER])} if SCATTER in statistics else {}
 
 
-def measure_scatter(measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray) -> dict[str, Tensor]:
+def measure_scatter(
+    measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray, most: int = MOST
+) -> dict[str, Tensor]:
     """Measures how far values of layers lie apart by the clusters that were drawn: the standard error of the difference
     of two values of the same rows over the square root of two, the median over values of a few layers, without those
     that share a layer where there are others, since these differ less; of measures that are normalised inner products
-    or means over rows, else empty, and where there are no two such values, or too many rows for all cells of inner
-    products.
+    or means over rows, else empty, and where there are no two such values.
 
-    Of means over rows what a cluster does as neighbours of others' rows is not measured: NEIGHBOURS stands for it.
+    Of inner products of more than `most` rows some clusters stand for all, so that as many cells are computed as of
+    `most` rows; empty where these are fewer than LEAST. Of means over rows what a cluster does as neighbours of others'
+    rows is not measured: NEIGHBOURS stands for it.
     """
     layers = choose_layers(len(values))
     pairs = list(combinations(range(len(layers)), 2))
     if isinstance(prepared, PreparedProducts):
-        if not is_cosine(measure) or prepared.rows > MOST:
+        if not is_cosine(measure):
             return {}
         states = {prepared.measure.row: [prepared.states[prepared.measure.row][layer] for layer in layers]}
         some = replace(prepared, states=states, norms=prepared.norms[layers])
-        influence = compute_influence(some, values[layers][:, layers], clusters)
+        if prepared.rows <= most:
+            shares = compute_document_shares(some, clusters)
+        else:
+            chosen = choose_clusters(clusters, most**2 / prepared.rows**2)
+            if chosen.sum() < LEAST:
+                return {}
+            shares = compute_chosen_shares(some, clusters, chosen)
+        influence = convert_to_influence(shares, some, values[layers][:, layers])
+        if prepared.rows > most:
+            influence *= math.sqrt(len(chosen) / len(shares))
         influences = [influence[:, a, b] for a, b in pairs]
     else:
         if (of_rows := prepared.measure.of_rows) is None:

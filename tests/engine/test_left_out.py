@@ -49,9 +49,20 @@ def test_what_has_none():
         "procrustes"
     }  # R^2 of 36 rows of 37 features is 1
     many = [torch.randn(MOST + 1, 2) for _ in range(4)]
-    assert not observe(many, np.arange(MOST + 1), ["euclidean"])
+    assert not observe(many, np.arange(MOST + 1) // 5000, ["euclidean"])  # no document can stand for all
     alone = [layer if a else layer * 0 for a, layer in enumerate(layers)]  # the first one is constant
     assert observe(alone, each, ["procrustes"])["procrustes"] > 0
+
+
+def test_some_documents_stand_for_all_of_many_rows():
+    """Errors of four times as many rows are half as large; over ten groups each is known to about a fifth of itself."""
+    draw = torch.Generator().manual_seed(0)
+    ratios = []
+    for _ in range(8):
+        layers = [torch.randn(4 * MOST, 2, generator=draw) for _ in range(4)]
+        few = observe([layer[:MOST] for layer in layers], np.arange(MOST), ["procrustes"])
+        ratios.append(observe(layers, np.arange(4 * MOST), ["procrustes"])["procrustes"] / few["procrustes"])
+    assert 0.35 < np.median(ratios) < 0.7, ratios
 
 
 def test_few_large_layers_are_computed_as_often_as_the_map_at_most(monkeypatch):

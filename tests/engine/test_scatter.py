@@ -6,7 +6,15 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST, compute_influence, measure_scatter, read_scatter
+from repsim_cli.engine.scatter import (
+    MOST,
+    choose_clusters,
+    compute_chosen_shares,
+    compute_document_shares,
+    compute_influence,
+    measure_scatter,
+    read_scatter,
+)
 
 
 def observe(name, layers, documents):
@@ -45,7 +53,39 @@ def test_what_has_none():
     assert observe("mutual_knn", layers, each * 0)[1] == {}
     assert observe("cka", layers, each)[1].keys() == {"scatter"}
     many = [torch.randn(MOST + 1, 2) for _ in range(3)]
-    assert observe("cka", many, np.arange(MOST + 1))[1] == {}  # products of features give these, without any cell
+    assert observe("cka", many, np.arange(MOST + 1) // 5000)[1] == {}  # no document can stand for all
+
+
+@pytest.mark.parametrize("name", ["cka", "cka_unbiased", "rsa"])
+@pytest.mark.parametrize("of", [1, 5])
+def test_some_documents_stand_for_all_of_many_rows(name, of):
+    """A fifth of them, of which the root of their squares is known to 0.1 of itself."""
+    rng, n = np.random.default_rng(3), 900
+    shared = rng.normal(size=(n, 6)) + rng.normal(size=(n // of, 6)).repeat(of, 0)
+    layers = [torch.from_numpy(shared @ rng.normal(size=(6, 9)) + rng.normal(size=(n, 9))).float() for _ in range(4)]
+    found = {}
+
+    def watch(label, measure, prepared, values):
+        for most in (n, 400):
+            found[most] = read_scatter(measure_scatter(measure, prepared, values, np.arange(n) // of, most))["scatter"]
+
+    compute_all_pairs({name: measures.get(name)}, layers, observe=watch, tile=64)
+    assert found[400] != found[n]
+    assert 0.7 < found[400] / found[n] < 1.4
+
+
+def test_the_chosen_documents_have_their_own_influence():
+    rng, n = np.random.default_rng(4), 300
+    layers = [torch.from_numpy(rng.normal(size=(n, 5))).float() for _ in range(3)]
+    clusters, shares = np.arange(n) // 3, {}
+
+    def watch(label, measure, prepared, values):
+        chosen = choose_clusters(clusters, 0.3)
+        shares["all"] = compute_document_shares(prepared, clusters)[torch.from_numpy(chosen)]
+        shares["some"] = compute_chosen_shares(prepared, clusters, chosen)
+
+    compute_all_pairs({"cka_unbiased": measures.get("cka_unbiased")}, layers, observe=watch, tile=7)
+    torch.testing.assert_close(shares["some"], shares["all"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("documents", [None, torch.arange(40) // 4])
