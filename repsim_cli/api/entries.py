@@ -17,7 +17,7 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.planning import use_known
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.config.binding import bind_model
+from repsim_cli.config.binding import MISSING, bind_model
 from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
 from repsim_cli.config.presets import FILES, find_conf_folder, find_model_entry, read_shipped, read_table_entries
 from repsim_cli.config.words import convert_to_overrides, set_key, spread_groups
@@ -194,7 +194,7 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     _check_given_once(
         given,
         {
-            "data": (data, None, ["data", "data.path", *_list_data_keys(data)]),
+            "data": (data, None, ["data", *_list_data_keys(data)]),
             "measures": ([*measures], [*MEASURES], ["measure"]),
             "rows": (rows, "auto", ["extract"]),
             "significance": (significance, "none", ["significance", "significance.method"]),
@@ -276,7 +276,11 @@ def _check_stored(given: Mapping[str, Any], data: Any, rows: str, layers: Sequen
 
 
 def _list_data_keys(data: Any) -> list[str]:
-    return [f"data.{key}" for key in data] if isinstance(data, Mapping) else []
+    """Lists the settings of what is given as data: a file has its path, the name of a data set has none."""
+    if isinstance(data, Mapping):
+        return [f"data.{key}" for key in data]
+    named = isinstance(data, str) and make_data_entry(data).get("path", MISSING) == MISSING
+    return [] if named else ["data.path"]
 
 
 def _read_given(words: Sequence[str]) -> dict[str, str]:

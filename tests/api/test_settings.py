@@ -55,6 +55,10 @@ from repsim_cli.runs import reader, results
             "budget: given twice, got false and t",
         ),
         (
+            ["tiny_a", "tiny_b", "--data", "TABLE", "--set", "data.path=other.csv"],
+            "data: given twice, got '.* and data.path=other.csv; give one of them",
+        ),
+        (
             ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],
             "a.csv: it has no examples, got 1 with an empty text",
         ),
@@ -69,6 +73,16 @@ def test_bad_words(repsim, words, message, tmp_path):
     assert code == 2
     assert re.search(message, err), err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["local_text", "ptb"])
+def test_a_data_set_by_its_name_is_read_from_a_path(repsim, name, tmp_path):
+    """One that has no path of its own, or waits for one."""
+    (tmp_path / "a.txt").write_text("a line of words\n" * 40)
+    for file, expected in (("a.txt", 0), ("b.txt", 2)):
+        words = ["--data", name, "--set", f"data.path={tmp_path / file}", "--set", "dry_run=true"]
+        code, _, err = repsim("compare", "tiny_a", "tiny_b", *words)
+        assert (code, "no such file" in err) == (expected, expected == 2), err
 
 
 @pytest.mark.parametrize(
