@@ -89,7 +89,9 @@ def promises_of(promises):
 
 
 @pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
-@pytest.mark.parametrize("part", slow(levels.PARTS, "levels_nulls", "levels_shares", "levels_shared"))
+@pytest.mark.parametrize(
+    "part", slow(levels.PARTS, "levels_nulls", "levels_sentences", "levels_shares", "levels_shared")
+)
 def test_every_promise_is_drawn_once(part):
     """Whether promises are kept takes thousands of draws of each: `python benchmarks/levels.py`."""
     made = importlib.import_module(part)

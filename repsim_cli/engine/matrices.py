@@ -72,7 +72,7 @@ def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences
     """Collects what determines the matrices of a comparison whose rows are clustered."""
     estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
     widths = [layer.width for layer in comparison.layers]
-    null = significance.method != "none" or significance.jackknife
+    grouped = significance.method != "none" or significance.jackknife or significance.chance
     return Content.collect(
         comparison,
         sequences,
@@ -84,7 +84,7 @@ def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences
             "segments": None
             if exchanged is None
             else hash_arrays(group for batch in exchanged.batches for group in batch),
-            "documents": hash_arrays([comparison.documents]) if null else None,
+            "documents": hash_arrays([comparison.documents]) if grouped else None,
             "jackknife": [significance.jackknife, _needs_jackknife(comparison)],
             "chance": None if (units := comparison.units) is None else hash_arrays([units.units, units.places]),
         },

@@ -1,7 +1,6 @@
 """Numeric differences of paired rows, value by value: what a port, a precision or a kernel changed."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -19,10 +18,13 @@ _BLOCK = 1024  # rows held at a time in float64
 
 
 def make_measure_of_values(
-    value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = convert_to_working_dtype
+    value: Callable[[Tensor, Tensor], float],
+    prepare: Callable[[Tensor], Tensor] = convert_to_working_dtype,
+    *,
+    leaps: bool = False,
 ) -> Measure:
     """Makes the measure of value(x, y) for rows as they are."""
-    return Pairwise(prepare=prepare, compare=value, cubes=0.0, copies=0.0)
+    return Pairwise(prepare=prepare, compare=value, cubes=0.0, copies=0.0, leaps=leaps)
 
 
 def compute_relative_difference(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
@@ -145,7 +147,7 @@ def largest_difference() -> Measure:
     >>> measures.get("largest_difference")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     0.5
     """
-    return replace(make_measure_of_values(find_largest_difference), leaps=True)
+    return make_measure_of_values(find_largest_difference, leaps=True)
 
 
 @measures.register(
@@ -167,4 +169,4 @@ def ulp(*, precision: Literal["float32", "float16", "bfloat16"] = "float32") -> 
     >>> measures.get("ulp", precision="float16")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     128.0
     """
-    return replace(make_measure_of_values(lambda x, y: measure_largest_ulps(x, y, PRECISIONS[precision])), leaps=True)
+    return make_measure_of_values(lambda x, y: measure_largest_ulps(x, y, PRECISIONS[precision]), leaps=True)
