@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -93,7 +93,7 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
     what = ("" if sides.same_layers else "best matches, ") + measured.card["label"]
     of = "" if sides.same_layers else f" of {sides.first}"
     trend = answering.describe_depth_trend(values, measured.larger_is_closer, noise)
-    if noise is None and len(layers) > 1 and len({written for _, written in by_layer}) == 1:
+    if len(layers) > 1 and len({written for _, written in by_layer}) == 1:
         trend = EVERYWHERE  # what differs is beyond the decimals
     near = sorted(zip(values, by_layer, strict=True), reverse=measured.larger_is_closer)
     if trend:
