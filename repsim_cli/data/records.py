@@ -1,13 +1,18 @@
-"""Rows of local files by column: tables of text, JSON lines, parquet."""
+"""Rows of local files by column: tables of text, whatever separates their columns, JSON lines, parquet."""
 
 import csv
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.files import lines_of, parse_json_line
+from repsim_cli.data.files import LONGEST, lines_of, parse_json_line
 from repsim_cli.data.hub import DataRow, read_parquet_records
+
+DELIMITERS = ",;\t|"
+
+Lines = list[tuple[int, list[str]]]
 
 
 def read_file_records(
@@ -57,3 +62,47 @@ def _read_json_records(file: Path) -> Iterator[DataRow]:
         for number, line in enumerate(lines, 1):
             where = f"{file}, line {number}"
             yield DataRow(where, parse_json_line(line, where))
+
+
+def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None = None) -> Lines:
+    """Reads (line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
+
+    The way of reading it is the first that gives every line as many fields as the first line has, the names of columns
+    among them; else the one that gives most lines so many.
+    names: of columns that the first line must have. delimiter: None: sniffed.
+    """
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\0\r\n"'):
+        raise BadInput(f"delimiter: not one character between columns, got {delimiter!r}; e.g. ','")
+    before = "\t" if file.name.endswith((".tsv", ".txt")) else ","
+    marks = [delimiter] if delimiter else sorted(DELIMITERS, key=lambda mark: mark != before)
+    best: Lines = []
+    rank, broken = (False, 0.0, False), ""
+    for mark, quoting in ((mark, quoting) for mark in marks for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)):
+        lines, problem = _parse_delimited_lines(text, mark, quoting)
+        if not lines or problem:
+            broken = broken or problem
+            continue
+        wide = len(lines[0][1])
+        full = sum(len(fields) == wide for _, fields in lines) / len(lines)
+        reached = (set(names) <= set(lines[0][1]), full, wide > 1)
+        if reached > rank:
+            best, rank = lines, reached
+        if rank == (True, 1.0, True):
+            break
+    if broken and rank[1] < 1:
+        raise BadInput(f"{file}, {broken}; close its quotes, or double those inside quotes")
+    return best
+
+
+def _parse_delimited_lines(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
+    """The lines that are not empty, and where and why reading them failed, or an empty string."""
+    before = csv.field_size_limit(LONGEST)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    lines: Lines = []
+    try:
+        lines.extend((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as error:
+        return lines, f"line {reader.line_num}: not a line of a table, got '{error}'"
+    finally:
+        csv.field_size_limit(before)
+    return lines, ""

@@ -10,9 +10,10 @@ from pydantic import Field
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
-from repsim_cli.data.files import decode, decode_cell, find_file, lines_of, parse_json_line, read_delimited
+from repsim_cli.data.files import decode, decode_cell, find_file, lines_of, parse_json_line
 from repsim_cli.data.hub import HubTable, read_hub_records, read_parquet_records, read_stored
 from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.records import read_delimited
 
 DELIMITED = (".csv", ".tsv", ".txt")
 SUFFIXES = (*DELIMITED, ".jsonl", ".jsonl.zst", ".parquet")
@@ -146,14 +147,14 @@ def open_table(
     if file.name.endswith(DELIMITED):
         text, code = decode(file, encoding)
         by_name = [column for column in columns.values() if isinstance(column, str)]
-        rows = _read_delimited(file, text, by_name, bool(by_name) or None if header is None else header, delimiter)
+        rows = _read_delimited_rows(file, text, by_name, bool(by_name) or None if header is None else header, delimiter)
         return str(path) if code.startswith("utf-8") else f"{path} ({code})", rows
     if file.name.endswith(".parquet"):
         return str(path), (Row(*record) for record in read_parquet_records(file))
     return str(path), _read_json_rows(file)
 
 
-def _read_delimited(
+def _read_delimited_rows(
     file: Path, text: str, names: list[str], headed: bool | None, delimiter: str | None
 ) -> Iterator[Row]:
     """headed: None: the first line names the columns if it counts them."""

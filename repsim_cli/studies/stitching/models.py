@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.points import guess_architecture, take_hidden_states
-from repsim_cli.models.source import AnySource, Source, find_backbone_path
-from repsim_cli.models.transformers import list_types_with_head
+from repsim_cli.models.source import Source, find_backbone_path
 
 EMBED = -1
 Layer = int
@@ -31,38 +30,6 @@ Auto = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 def name_layer(layer: Layer) -> str:
     return "embed" if layer == EMBED else f"resid_post@{layer}"
-
-
-def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
-    """Raises BadInput for a model that cannot be cut between its blocks, or that has no such head."""
-    if not isinstance(source, Source) or not source.has_head:
-        raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
-    native = source.model_type.startswith("native ") and auto == "AutoModelForCausalLM"
-    why = (
-        say_why_uncuttable(source)
-        if native or source.model_type in list_types_with_head(auto)
-        else "it has no such head"
-    )
-    if why:
-        raise BadInput(
-            f"model.{label}: its blocks cannot be stitched under {auto}, got model_type '{source.model_type}' ({why}); "
-            "use another model"
-        )
-
-
-def say_why_uncuttable(source: Source) -> str:
-    """Says why the model cannot be cut between its blocks; empty where it can."""
-    table = source.architecture
-    if table is None:
-        return "no blocks are known in it"
-    if table.stacks:
-        return "it has an encoder and a decoder"
-    if table.shared:
-        return "its layers share the weights of a block"
-    stream = table.block.get("resid_post")
-    if stream is None:
-        return table.lacks.get("resid_post", "no stream is known in it")
-    return "" if stream.pick is take_hidden_states else "its blocks pass on more than the stream"
 
 
 def list_output_names(source: Source) -> tuple[str, ...]:
@@ -297,8 +264,8 @@ def graft(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
 
 
 def open_whole(label: str, source: Source, auto: Auto, device: str, dtype: torch.dtype = torch.float32) -> Whole:
-    """The model with its head on the device, frozen. Raises BadInput where it cannot be stitched, or lacks the head."""
-    check_stitchable(label, source, auto)
+    """The model with its head on the device, frozen. Raises BadInput where it lacks the head, or does
+    not run when it is cut."""
     try:
         model: Any = source.with_head(auto)
     except RepsimError as error:

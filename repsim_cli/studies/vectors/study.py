@@ -243,7 +243,7 @@ class VectorMaps(StudyOfRows):
                 found = score_mapped_rows(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)
                 yield from list_scores(kind, fitted, found)
                 if size == len(half.fitted):
-                    self._write(run, layers, kind, fit, fitted + counts, found)
+                    self._write_map(run, layers, kind, fit, fitted + counts, found)
                     stores.append(fit(out.x))
         every = np.concatenate(half.fitted)
         chance = compute_chance_recall(out, stores)
@@ -255,7 +255,7 @@ class VectorMaps(StudyOfRows):
         if old.width == new.width:
             yield from list_scores(AS_THEY_ARE, [0, 0], score_mapped_rows(out, out.x, mean) | read(x[every], every))
 
-    def _write(
+    def _write_map(
         self,
         run: Run,
         layers: Sequence[Layer],

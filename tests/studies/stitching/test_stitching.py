@@ -14,6 +14,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.architectures import MODULAR, REFUSED
 from repsim_cli.models.points import Architecture
+from repsim_cli.studies.stitching.checks import check_stitchable
 from repsim_cli.studies.stitching.evaluate import (
     Estimate,
     Head,
@@ -32,7 +33,6 @@ from repsim_cli.studies.stitching.layers import (
 from repsim_cli.studies.stitching.models import (
     EMBED,
     Inputs,
-    check_stitchable,
     list_output_names,
     make_input_batch,
     open_whole,
