@@ -29,7 +29,7 @@ def make_activations_key(
     identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
     """The key of a model's activations; hashes identify the model wherever it is stored."""
-    # of pooled rows, what is skipped is no part
+    # of pooled rows, what is skipped is not part
     within = sequences.skip if extract.pooled else None
     skip = {} if within is None else {"skip": sha256(within.tobytes()).hexdigest()}
     stream = {"stream": identity["stream"]} if "stream" in identity else {}

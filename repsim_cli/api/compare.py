@@ -202,12 +202,12 @@ def _read_plain(key: str, value: Any) -> Any:
     if type(value).__module__ == "torch" and key == "device":
         return str(value)
     if value is not None and not isinstance(value, str | int | float):
-        raise BadInput(f"{key}: no plain value, got {value!r:.60}; give text or a number")
+        raise BadInput(f"{key}: not a plain value, got {value!r:.60}; give text or a number")
     return value
 
 
 def read_names(key: str, given: Any) -> list[str]:
-    """Reads one name, or several. Raises BadInput for what are no names."""
+    """Reads one name, or several. Raises BadInput for what are not names."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
         raise BadInput(f"{key}: not names, got {given!r:.60}; give a list of text")
@@ -266,7 +266,9 @@ def _add_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) 
     """The entry of stored rows that belong to these documents. Raises BadInput for a model that runs."""
     stored = bind_model(label, entry)
     if not isinstance(stored, Precomputed):
-        raise BadInput(f"documents: of arrays and modules, got '{label}', whose texts are its documents; drop them")
+        raise BadInput(
+            f"documents: only arrays and modules take them, got '{label}', whose texts are its documents; drop them"
+        )
     told = check_given_documents(documents, stored.rows, f"rows of '{label}'")
     return models_in_memory.hold(replace(stored, documents=told))
 

@@ -56,7 +56,7 @@ def label_entries(names: Sequence[Any], labels: Sequence[str] | None = None) -> 
             not label or label != _make_label_key(label) for label in given
         ):
             raise BadInput(
-                f"names: of {len(names)} models, got '{','.join(labels)}'; give as many different ones, of letters, "
+                f"names: {len(names)} different ones are needed, got '{','.join(labels)}'; write them with letters, "
                 "digits, - and _"
             )
         return dict(zip(given, names, strict=True))
@@ -270,9 +270,7 @@ def _check_stored(given: Mapping[str, Any], data: Any, rows: str, layers: Sequen
     asked = {"data": data, "rows": None if rows == "auto" else rows, "layers": ",".join(layers) or None}
     for key, value in (asked | {key: value for key, value in given.items() if OF_RUNNING.fullmatch(key)}).items():
         if value is not None:
-            raise BadInput(
-                f"{key}: of models that run, got {str(value)!r:.60} with stored rows, which take none; drop it"
-            )
+            raise BadInput(f"{key}: only models that run take it, got {str(value)!r:.60} with stored rows; drop it")
 
 
 def _list_data_keys(data: Any) -> list[str]:

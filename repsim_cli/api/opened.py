@@ -49,7 +49,7 @@ class NamedModel:
 
 
 def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
-    """Finds the model that is given: an open one, or one by name. Raises BadInput where it is no model that runs."""
+    """Finds the model that is given: an open one, or one by name. Raises BadInput where it is not a model that runs."""
     module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(module, nn.Module):
         where = str(getattr(module, "name_or_path", "") or "")
@@ -86,7 +86,7 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
     others = [each for each in (first, second) if isinstance(each, Saved | Dump)]
     if hardware.by_block == "always" and (others or not named):
         raise BadInput(
-            "by_block: of two models on the disk, got always with "
+            "by_block: only models on the disk are read block by block, got always with "
             f"{'stored activations' if others else 'models in memory'}; drop it"
         )
     apart = hardware.by_block == "always" or (

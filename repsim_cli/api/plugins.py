@@ -126,7 +126,7 @@ def _compute_value(name: str, function: Callable[..., Any], x: Any, y: Any) -> f
     if isinstance(value, bool) or not isinstance(value, int | float):
         shape = f" {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else ""
         whose = registry.measures.say_whose(name)
-        raise RunFailed(f"{whose} gives no number, got {type(given).__name__}{shape}; return a float")
+        raise RunFailed(f"{whose} does not give a number, got {type(given).__name__}{shape}; return a float")
     if not math.isfinite(value):
         raise Degenerate(f"{name}: its value is not finite, got {value}; mend the measure, or give other rows")
     return float(value)

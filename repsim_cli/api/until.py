@@ -51,7 +51,7 @@ def read_target(text: str) -> float:
 
 
 def check_target(given: Any) -> float:
-    """Raises BadInput for what is no standard error to ask for."""
+    """Raises BadInput for what is not a standard error to ask for."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
         raise BadInput(f"until: not a number above 0, got {str(given)!r:.40}; give a standard error such as 0.01")
     return float(given)
@@ -92,7 +92,7 @@ def _check(make: Make) -> Comparison:
     """Checks the comparison without further settings, and gives it."""
     comparison: Comparison = make({}, None).study.comparison
     if all(isinstance(model, Precomputed) for model in comparison.models.values()):
-        raise BadInput("until: of models that run, got stored rows, of which all are read; drop it")
+        raise BadInput("until: only models that run give more rows, got stored rows, all of which are read; drop it")
     if not any(map(is_cosine, comparison.measures.values())):
         raise BadInput(
             f"until: no measure has a standard error of one sample, got {', '.join(comparison.measures)}; add "

@@ -74,7 +74,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
         if checked.keys.dry_run:
             raise BadInput("dry_run: a plan has no map, got true; use repsim run study=vector_map dry_run=true")
         if checked.keys.resume:
-            raise BadInput(f"resume: of repsim run, got {checked.keys.resume}; use repsim run study=vector_map")
+            raise BadInput(f"resume: only for repsim run, got {checked.keys.resume}; use repsim run study=vector_map")
         scratch = None if folder is not None else Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
             place = perform_in(expand_path(folder or f"{scratch}/run"), checked, progress, drawn=scratch is None)

@@ -76,7 +76,7 @@ def verify(  # noqa: PLR0913 - the public interface
         or find_model("reference", reference)
     )
     if _is_reference_file(candidate):
-        raise BadInput(f"candidate: a file of --save is the reference, got '{candidate}' second; give the file first")
+        raise BadInput(f"candidate: what --save wrote is a reference, got '{candidate}' second; give the file first")
     second = _read_dump(candidate, "candidate", layer_ids) or find_model("candidate", candidate)
     _check(first, second, texts, quick, layer_ids)
     first, second = load_sides(first, second, make_hardware(by_block, memory_gb))
@@ -107,9 +107,11 @@ def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequen
     """Raises BadInput for settings that do not go with these sides, before any weights are read."""
     dumps = [isinstance(each, Dump) for each in (first, second)]
     if layer_ids is not None and not any(dumps):
-        raise BadInput(f"layer_ids: of stored activations, got {list(layer_ids)} with two models; drop it")
+        raise BadInput(f"layer_ids: only for stored activations, got {list(layer_ids)} with two models; drop it")
     if isinstance(first, Saved) and dumps[1]:
-        raise BadInput(f"{second.label}: no model runs beside a file of --save, got stored activations; give the model")
+        raise BadInput(
+            f"{second.label}: a file that --save wrote needs a model to run, got stored activations; give the model"
+        )
     if isinstance(first, Saved) and quick:
         raise BadInput("quick: a saved reference has its own rounding and inputs, and nothing is measured; drop it")
     if isinstance(first, Saved) and texts is not None:
@@ -204,7 +206,7 @@ def _answer(
 
 
 def _say_lacking(labels: Sequence[str]) -> str:
-    return f"token ids are not compared, for want of a tokenizer: {', '.join(labels)}"
+    return f"token ids are not compared: no tokenizer for {', '.join(labels)}"
 
 
 def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = None) -> Path:
@@ -217,7 +219,7 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
         raise BadInput(f"--save: not a new .safetensors file in a folder that exists, got '{file}'; name one")
     if isinstance(reference, str | os.PathLike) and dump_files(expand_path(reference)):
         raise BadInput(
-            f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
+            f"--save: only for a model that runs, got stored activations '{reference}'; use them as they are"
         )
     first, _ = load_sides(find_model("reference", reference), None, Hardware(by_block="never"))
     shape = inputs.read_input_shape(first.model, first.tokenizer)
@@ -278,7 +280,7 @@ def _read_texts(texts: Texts) -> list[Any]:
     else:
         raise BadInput(f"texts: not a list, got {type(texts).__name__}; give one of texts, or of batches of a module")
     if not any(text.strip() if isinstance(text, str) else True for text in given):
-        raise BadInput(f"texts: no text that is not empty, got {given!r:.60}; give some, or drop texts")
+        raise BadInput(f"texts: all are empty, got {given!r:.60}; give some, or drop texts")
     if len({isinstance(text, str) for text in given}) > 1:
         raise BadInput("texts: texts and batches in one list, got both; give one kind")
     return given

@@ -18,7 +18,7 @@ def convert_to_tensor(name: str, given: Any) -> Tensor:
     """Converts real numbers in any byte order and precision to a tensor without gradients, which shares their memory
     where it can: of a tensor, of an array or a table, or of lists of rows.
 
-    Raises Degenerate, which names it by `name`, for what are no real numbers, and where values are masked or missing.
+    Raises Degenerate, which names it by `name`, for what are not real numbers, and where values are masked or missing.
     """
     if isinstance(given, Tensor):
         if (found := _find_unreadable(given)) is not None:
@@ -37,7 +37,7 @@ def convert_to_tensor(name: str, given: Any) -> Tensor:
             f"{name}: rows that make no array, got a {type(given).__name__}; give rows of one length as an array (n, d)"
         ) from None
     if array.dtype == object and not array.ndim:
-        raise Degenerate(f"{name}: no array, got {type(given).__name__}; give an array (n, d) of floats")
+        raise Degenerate(f"{name}: not an array, got {type(given).__name__}; give an array (n, d) of floats")
     if array.dtype.kind not in "fiub":
         advice = ADVICE.get(array.dtype.kind, "give an array of floats")
         raise Degenerate(f"{name}: not real numbers, got {array.dtype}; {advice}")

@@ -1,5 +1,5 @@
 """The code that numbers come from, for the keys of the cache: a module and all that it imports, read and never run.
-Comments, docstrings and layout are no part of it, nor is the place of the package.
+Comments, docstrings and layout are not part of it, nor is the place of the package.
 """
 
 import ast
@@ -177,7 +177,7 @@ def _parse_module(module: str) -> File:
 
 
 def _split_attributes(node: ast.AST) -> list[str]:
-    """[a, b, c] of a.b.c; the first is empty where it is no name."""
+    """[a, b, c] of a.b.c; the first is empty where it is not a name."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -36,7 +36,7 @@ class RunFailed(RepsimError):
 
 
 def convert_panic(error: BaseException) -> RunFailed | None:
-    """Converts what a library in Rust raises where it gives up, which is no Exception, to an error of the project.
+    """Converts what a library in Rust raises where it gives up, which is not an Exception, to an error of the project.
     None for anything else.
     """
     if type(error).__name__ != "PanicException":

@@ -67,7 +67,7 @@ def check_utf8(path: Path, variable: str) -> Path:
 
 
 def expand_path(path: Any) -> Path:
-    """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
+    """The path with `~` expanded, whether it exists or not. Raises BadInput for what cannot be a path."""
     if not isinstance(path, str | os.PathLike):
         raise BadInput(f"path: not usable, got {path!r:.60}; give text or a path")
     with refuse("path: not usable", os.fspath(path), "check the path"):
@@ -96,7 +96,7 @@ def check_readable(file: Path) -> Path:
     """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened, and
     BadInput for a pipe or a device, which would block."""
     if file.exists() and not (file.is_file() or file.is_dir()):
-        raise BadInput(f"{file}: no regular file, got a pipe or a device; copy its content into a file")
+        raise BadInput(f"{file}: not a regular file, got a pipe or a device; copy its content into a file")
     with file.open("rb"):
         return file
 

@@ -192,7 +192,7 @@ class EveryData:
     """What the entry of every text takes, beside the keys of its kind.
 
     chat: put each text, or pair of texts, into the model's chat template as the user's turn. Tokens of the template are
-        no rows, and documents are not joined. A model without a template is refused.
+        not rows, and documents are not joined. A model without a template is refused.
     """
 
     chat: bool = False

@@ -24,9 +24,9 @@ WIDTH, INDENT = 118, " " * 6  # of a line, and of what continues one
 SHOWN = 2  # closest and furthest pairs of layers
 MATCHES, FIGURES = 12, 6  # lines of the path, and figures, that are printed at most
 TAKEN = {  # by `extract.normalise`, what it takes away
-    "features": "a rotation now counts, and features that hardly vary as much as the others",
+    "features": "a rotation now counts, and features that hardly vary count as much as the others",
     "directions": "what few directions alone share counts less",
-    "rows": "how long rows are counts for nothing",
+    "rows": "the length of rows does not count",
 }
 
 

@@ -26,7 +26,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
     claims = find_claims(parsed.names or registry.claims.list_usable())
     claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
     if parsed.check and parsed.json:
-        raise BadInput("--json: of claims alone, got --check as well; run --check first")
+        raise BadInput("--json: not together with --check, got both; run --check first")
     if parsed.check:
         run_tiny_experiments(claims)
         runs = find_newest_runs(results.find_outputs_root())

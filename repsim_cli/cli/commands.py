@@ -367,7 +367,7 @@ COMMANDS = (
                 "--output", metavar="FILE", help="where the page goes (report.html in the folder of one run or sweep)"
             ),
             argument(
-                "--follow", action="store_true", help="of a running run: its maps so far; the page reloads itself"
+                "--follow", action="store_true", help="while a run computes: its maps so far; the page reloads itself"
             ),
         ],
         about="Make one HTML page of a run, of several, or of a sweep. Without RUN: index.html in the folder of "

@@ -41,7 +41,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.config.run import validate
 
     if parsed.column is not None and not parsed.data:
-        raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
+        raise BadInput(f"--column: only for a table, got '{parsed.column}' without one; name the table with --data")
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
     compose = partial(_compose_comparison, parsed, models)
@@ -54,7 +54,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
         lines.append(line)
     if checked.keys.dry_run:
         if parsed.json:
-            raise BadInput("--json: of a run, got dry_run=true; drop one of them")
+            raise BadInput("--json: only for a run, got dry_run=true; drop one of them")
         say(*plan_job(checked), *lines)
         return 0
     tell = partial(say, aside=True) if not is_quiet() else lambda line: None
@@ -112,7 +112,7 @@ def _check_models(*names: str) -> None:
             "two models, or two runs to repsim diff"
         )
     if runs:
-        raise BadInput(f"compare: of models, got the run '{runs[0]}'; use repsim diff {' '.join(names)}")
+        raise BadInput(f"compare: only for models, got the run '{runs[0]}'; use repsim diff {' '.join(names)}")
     if not models:
         raise BadInput(
             f"compare: neither a run nor a model, got '{names[0]}'; "
@@ -139,7 +139,7 @@ def _run(name: str) -> Path:
         return folders.find(name)
     except BadInput:
         if name in read_table_entries("model") or place.suffix in FILES or (place / "config.json").is_file():
-            raise BadInput(f"diff: of runs, got the model '{name}'; use repsim compare MODEL MODEL") from None
+            raise BadInput(f"diff: only for runs, got the model '{name}'; use repsim compare MODEL MODEL") from None
         raise
 
 

@@ -57,7 +57,7 @@ def describe_command(given: argparse.Namespace) -> int:
             say(*"\n\n".join(map(show, topics)).split("\n"))
         return 0
     if given.json:
-        raise BadInput(f"--json: of a name alone, got {given.name} {given.which}; drop --json")
+        raise BadInput(f"--json: only with a single name, got {given.name} {given.which}; drop --json")
     if given.name != "model":
         raise BadInput(f"repsim describe: two names, got {given.name} {given.which}; a model is: model NAME")
     from repsim_cli.cli.anatomy import describe_anatomy

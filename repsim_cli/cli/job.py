@@ -19,8 +19,10 @@ LARGE = 5_000_000  # bytes of results whose page takes more than seconds
 
 
 class RunJob(NamedTuple):
-    """What is performed: a checked configuration, the folder of a new run, the words that were changed, and whether it
-    is one of a sweep, where a job without a run to resume starts one."""
+    """A job to perform.
+
+    checked: its configuration. folder: of its run, where it starts one. words: those that were changed. sweep:
+    whether it is one of a sweep: with resume=latest, such a job starts a run where there is none to resume."""
 
     checked: Any
     folder: Path

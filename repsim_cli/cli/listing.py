@@ -59,7 +59,7 @@ def list_entries(group: str) -> list[ListEntry]:
 
 
 def _list_settings() -> Iterator[ListEntry]:
-    """Lists every setting of a run that is no setting of a component."""
+    """Lists every setting of a run that is not a setting of a component."""
     from repsim_cli.cli.describe import list_settings_topics
 
     for topic in list_settings_topics():

@@ -127,7 +127,7 @@ def _load_array(name: str) -> Any:
     if not file.exists():
         raise BadInput(f"{name}: no such file; check the path")
     if not file.is_file():  # opening a pipe blocks
-        raise BadInput(f"{name}: no regular file, got another; save it with numpy.save")
+        raise BadInput(f"{name}: not a regular file, got another kind; save it with numpy.save")
     try:
         array = open_npy(file)
     except (ValueError, EOFError, OverflowError, MemoryError) as error:

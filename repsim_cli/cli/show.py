@@ -167,10 +167,10 @@ def show_command(parsed: argparse.Namespace) -> int:
     """Answers `repsim show`: what a run found and how long its parts took, or the jobs of a sweep."""
     folder = folders.find_sweep(parsed.run)
     if folder is not None and parsed.json:
-        raise BadInput(f"--json: of a single run, got the sweep {folder}; its jobs.json has all jobs")
+        raise BadInput(f"--json: only for a single run, got the sweep {folder}; its jobs.json has all jobs")
     if folder is not None:
         if parsed.follow:
-            raise BadInput(f"--follow: of a single run, got the sweep {folder}; name one of its jobs")
+            raise BadInput(f"--follow: only for a single run, got the sweep {folder}; name one of its jobs")
         return show_sweep(folder)
     folder = folders.find(parsed.run)
     if parsed.follow:
@@ -284,7 +284,7 @@ def report_command(parsed: argparse.Namespace) -> int:
     if not parsed.runs:
         return _save_runs_overview(parsed)
     if parsed.follow and (len(parsed.runs) > 1 or folders.find_sweep(parsed.runs[0]) is not None):
-        raise BadInput(f"--follow: of a single run, got {' '.join(parsed.runs)}; name one run")
+        raise BadInput(f"--follow: only for a single run, got {' '.join(parsed.runs)}; name one run")
     sweeps = [folders.find_sweep(run) for run in parsed.runs]
     each = [
         [folders.find(run)] if sweep is None else [sweep / job["job"] for job in folders.list_jobs(sweep)]
@@ -307,9 +307,9 @@ def _save_runs_overview(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
     if parsed.follow:
-        raise BadInput("--follow: of a run that is named; e.g. repsim report latest --follow")
+        raise BadInput("--follow: only for a run that is named; e.g. repsim report latest --follow")
     if parsed.output is not None:
-        raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
+        raise BadInput(f"--output: only for named runs, got '{parsed.output}' without any; name a RUN, or drop it")
     root = results.find_outputs_root()
     say(str(report.save_overview(root, Bar())))
     return 0

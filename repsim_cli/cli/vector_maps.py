@@ -15,7 +15,7 @@ from repsim_cli.studies.vectors.stored import check_target, choose_best_map, loa
 def fit_command(parsed: argparse.Namespace) -> int:
     """Answers `repsim map fit`: fits maps from the vectors of one model to those of another, and keeps the best."""
     if parsed.column is not None and not parsed.data:
-        raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
+        raise BadInput(f"--column: only for a table, got '{parsed.column}' without one; name the table with --data")
     if parsed.out is not None:
         check_target(parsed.out)
     check_torch()

@@ -31,7 +31,7 @@ def verify_command(parsed: argparse.Namespace) -> int:
 
     if parsed.save:
         if parsed.candidate:
-            raise BadInput(f"--save: of a reference alone, got the candidate '{parsed.candidate}' too; drop one")
+            raise BadInput(f"--save: writes the reference alone, got the candidate '{parsed.candidate}' too; drop one")
         with signals.interruptible():
             say(str(save_reference(parsed.reference, parsed.save, parsed.text)))
         return 0

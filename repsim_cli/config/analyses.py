@@ -20,7 +20,7 @@ def bind_analyses(problems: list[str], given: Any) -> dict[str, Any]:
     for name, settings in given.items() if isinstance(given, dict) else ():
         card = attempt(problems, "analyses: ", lambda name=name: find_analysis_card(name))
         if not isinstance(settings, dict | None):
-            problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
+            problems.append(f"analyses.{name}: not settings, got {settings!r}; write {{SETTING: VALUE}}")
         elif card is not None:
             bound[name] = bind(problems, f"analyses.{name}", card.options, settings or {})
     return bound

@@ -203,7 +203,7 @@ def _make_checked(room: Registry, entry: RegistryEntry, kinds: Any, asked: str, 
     made = entry.function(**settings)
     if not isinstance(made, kinds):
         whose = room.say_whose(entry.name)
-        raise BadInput(f"{whose} gives no {asked}, got {type(made).__name__}; return one")
+        raise BadInput(f"{whose} must give {asked}, got {type(made).__name__}; return one")
     return made
 
 

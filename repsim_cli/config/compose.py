@@ -106,7 +106,7 @@ class Own(ConfigSource):
             header, config = self._get_header_dict(file.read_text(encoding="utf-8")[:512]), OmegaConf.load(file)
         except (OmegaConfBaseException, YAMLError, ValueError) as error:
             reason = " ".join(str(error).split("full_key:")[0].replace(' in "<unicode string>",', "").split())
-            raise BadInput(f"--config-dir: a file is no YAML of a run, got {file} ({reason}); mend it") from None
+            raise BadInput(f"--config-dir: a file is not the YAML of a run, got {file} ({reason}); mend it") from None
         if config_path.partition("/")[0] == "experiment":
             _check_experiment(file, header, config)
         return ConfigResult(self.provider, self.full_path(), config, header)
@@ -190,7 +190,7 @@ def convert_hydra_errors(words: list[str]) -> Iterator[None]:
             "mend it"
         ) from None
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        # options of Hydra and their values are no overrides
+        # options of Hydra and their values are not overrides
         tried = [word for word in words if "=" in word or isinstance(error, OverrideParseException)]
         unread = next((word for word in tried if not word.startswith("-") and not _is_readable_override(word)), None)
         raise BadInput(
@@ -199,7 +199,7 @@ def convert_hydra_errors(words: list[str]) -> Iterator[None]:
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:
-    """Runs the job of a command that is no sweep, as Hydra does."""
+    """Runs the job of a command that is not a sweep, as Hydra does."""
     config.hydra.mode = RunMode.RUN
     context = HydraContext(config_loader=None, callbacks=Callback())  # type: ignore[arg-type]  # of launchers
     run_job(job, config, "hydra.run.dir", None, context)
@@ -305,7 +305,7 @@ def _check_config_dir(root: Path) -> None:
     for folder, _, names in walk(root):
         for file in (folder / name for name in names if name.endswith(".yaml")):
             if file.exists() and not file.is_file():
-                raise BadInput(f"--config-dir: no regular file, got '{file}'; take it away")  # opening a pipe blocks
+                raise BadInput(f"--config-dir: not a regular file, got '{file}'; remove it")  # opening a pipe blocks
             check_readable(file)
             group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
             if group in GROUPS and name in describe_group(group):

@@ -59,7 +59,7 @@ def extract_of(problems: list[str], notes: list[str], given: Fields, bound: Fiel
         return None
     if extract.estimate in IN_BATCHES and extract.rows != ROWS and "rows" not in extract.at_most:
         notes.append(
-            f"extract.rows: of extract.estimate=full alone, got {extract.rows} with {extract.estimate}, which takes "
+            f"extract.rows: only for extract.estimate=full, got {extract.rows} with {extract.estimate}, which takes "
             "all rows; set extract.estimate=full, or read less text with extract.sequences"
         )
     if contexts and extract.skip >= min(extract.length, most):

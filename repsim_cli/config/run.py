@@ -298,7 +298,7 @@ def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extra
         and plain["significance"].get("method", "none") != "none"
     ):
         problems.append(
-            f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
+            f"significance: the study {plain['study']} tests no significance, got {plain['significance']['method']}; "
             "use significance=none"
         )
 

@@ -101,7 +101,7 @@ def write_override_value(value: Any) -> str:
     try:
         return json.dumps(value, default=lambda number: number.item())  # of numpy
     except (TypeError, AttributeError, ValueError):
-        raise BadInput(f"settings: no plain value, got {value!r:.60}; give text, a number or a list") from None
+        raise BadInput(f"settings: not a plain value, got {value!r:.60}; give text, a number or a list") from None
 
 
 def spread_groups(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def parse_settings(words: list[str], given_by: str = "settings") -> dict[str, An
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise BadInput(f"{given_by}: the value is no YAML, got '{setting}'; put it into quotes") from None
+            raise BadInput(f"{given_by}: the value is not YAML, got '{setting}'; put it into quotes") from None
     return settings
 
 
@@ -267,7 +267,7 @@ LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={]+)=(\{.*)", re.DOTALL)
 
 
 def say_unreadable_word(word: str, reads: Callable[[str], bool]) -> str:
-    """The hint for a word that Hydra's grammar does not have. reads: whether it has another one."""
+    """Says what to write for a word that Hydra cannot parse. reads: whether Hydra can parse a word."""
     key, equals, value = word.partition("=")
     labelled = LABELLED.fullmatch(word)
     spelled = [f"{key}={write_override_value(_parse_yaml(value))}"] if equals else []

@@ -200,7 +200,7 @@ def _list_read_words(given: Sequences) -> dict[int, Int[np.ndarray, " w"]]:
 def _why_not(
     words: Int[np.ndarray, " w"], links: Links, kept: Int[np.ndarray, "k 2"], place: int, text: str
 ) -> Iterator[str]:
-    """Says of each word that is read and is no row, why."""
+    """Says of each word that is read and is not a row, why."""
     spans = find_spaced_word_spans(text).tolist()
     for word in np.setdiff1d(words, kept[:, place]).tolist():
         if word in links.alone[:, place]:

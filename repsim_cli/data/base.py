@@ -164,7 +164,7 @@ class Data(ABC):
 
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """The sequences of text for models with these tokenizers: the same words for all. Raises BadInput where there
-        are no words."""
+        are not words."""
         raise BadInput(f"extract.unit: these data have no words, got word for {self.source}; use token or mean")
 
 

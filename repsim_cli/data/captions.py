@@ -66,7 +66,7 @@ def captions(
 ) -> Captions:
     """Images with captions: an image model reads the images, a text model the captions, a row for each pair.
 
-    Rows without a caption are left out and counted. Give each image once: two captions of one image are no independent
+    Rows without a caption are left out and counted. Give each image once: two captions of one image are not independent
     rows.
 
     path: a .csv, .tsv, .jsonl or .parquet file, a folder written by `Dataset.save_to_disk`, or the id of a data set on
@@ -107,7 +107,7 @@ def _find_picture(value: Any, where: str, folder: Path) -> Picture:
     if isinstance(value, bytes):
         return Picture(where, value)
     if not isinstance(value, str) or not value:
-        raise BadInput(f"{where}: no image, got {value!r:.60}; write its file, or its content as bytes")
+        raise BadInput(f"{where}: not an image, got {value!r:.60}; write its file, or its content as bytes")
     file = folder / Path(value).expanduser()
     if not file.is_file():
         raise BadInput(f"{where}: no such image, got '{value}'; write files relative to {folder or Path()}")

@@ -203,7 +203,7 @@ def read_npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """Reads all arrays of an .npz file. Nothing is unpickled."""
     with (
         refuse(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
-        zipfile.ZipFile(file),  # what is no archive, numpy would take for a pickle
+        zipfile.ZipFile(file),  # what is not an archive, numpy would take for a pickle
         np.load(file, allow_pickle=False) as archive,
     ):
         size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit

@@ -41,7 +41,7 @@ class Parallel(Data):
         return self.pairs.public
 
     def columns(self) -> dict[str, Examples]:
-        """Makes the texts of each column examples of one text, by its name; the same examples in the same order."""
+        """Makes examples with one text each from every column, by its name: the same examples in the same order."""
         made = {name: self._column(place) for place, name in enumerate(self.names)}
         if self.alignment is None:
             return made
@@ -153,7 +153,7 @@ def _pair_lines(first: str, second: str) -> Examples:
 
 
 def _find_text_file(name: str) -> Path:
-    """Finds a file of lines. Raises BadInput for a table: its lines are no texts."""
+    """Finds a file of lines. Raises BadInput for a table: its lines are not texts."""
     file = find_file(name, (Path(name).suffix,))
     if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         raise BadInput(f"{file}: two files have a text per line, got a table; give both columns of one table")

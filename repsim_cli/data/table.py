@@ -116,7 +116,7 @@ def _read_column_text(row: Row, key: str, column: Column) -> str:
     assert row.fields is not None
     if column not in row.fields:
         known = [name for name in row.fields if isinstance(name, str)] or list(row.fields)
-        running = "" if len(known) > 1 else "; where it is no table but running text, say data=local_text"
+        running = "" if len(known) > 1 else "; where it is running text and not a table, say data=local_text"
         raise BadInput(
             f"{row.where}: no column '{column}', got {', '.join(map(repr, known)):.160}; set {_name_key(key)} to a "
             f"name, or to a number from 0 where the file has no header{running}"

@@ -185,7 +185,7 @@ def _assign_tokens_to_words(
 
 
 class Stretch(NamedTuple):
-    """A passage under every tokenizer, and the words in it that are no rows."""
+    """A passage under every tokenizer, and the words in it that are not rows."""
 
     passage: Passage
     given: list[Pieces]

@@ -18,8 +18,8 @@ ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
 
 
 def make_batch_stream(run: Run, rows: Rows, comparison: Comparison) -> Callable[[int], Iterable[Batch]]:
-    """Makes a function that gives the batches from one on: as they are read, or group by group of layers in tiles on
-    the disk, where all layers do not fit into memory."""
+    """Makes the function that yields the batches after the first `seen`: as they are read, or, where the layers do not
+    all fit into memory, from tiles on the disk, one group of layers after the other."""
     # values of one sample follow when all of it is read
     of = "activations" if comparison.extract.estimate == "full" else "activations and similarity"
     progress = partial(run.progress, label=of, unit="batches")

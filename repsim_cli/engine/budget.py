@@ -78,7 +78,7 @@ def check(comparison: Comparison) -> None:
         )
     if len(comparison.models) < 2 or comparison.within:
         got = "pairs within models" if comparison.within else ", ".join(comparison.models)
-        raise BadInput(f"significance.budget: of two models or more, got {got}; add one")
+        raise BadInput(f"significance.budget: needs two models or more, got {got}; add one")
     twins = [extraction for extraction in (comparison, make_untrained_twins(comparison)) if extraction.live]
     if not all(map(stays_in_cache, twins)):
         raise BadInput(

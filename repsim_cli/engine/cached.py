@@ -288,8 +288,8 @@ def open_units(
 
 @contextmanager
 def open_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]:
-    """The tables of the run's layers that the cache holds; where it holds none, those that are there in the end are
-    written. content None: it holds none, and nothing is written."""
+    """Yields the tables of the run's layers that the cache holds, by name. Where it holds none, what the block adds to
+    them is written at its end. content: None: there is nothing in the cache, and nothing is written."""
     entry_key = None if content is None else content.make_tables_key()
     with _use(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
         entry = entries.get(entry_key or "")

@@ -45,7 +45,7 @@ def select_suitable(
 
 
 def count_rows_at_once(extract: Extract, total: int) -> int:
-    """Counts the rows of so many that a value is of."""
+    """Counts the rows that one value is computed from. total: all rows."""
     if extract.estimate in STREAMED:
         return total
     return min(total, extract.rows) if extract.estimate == "full" else extract.batch_rows
@@ -91,7 +91,7 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
 
 
 def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
-    """Checks that so many rows at a time are enough, once they are counted."""
+    """Raises BadInput where a value is computed from too few rows. rows: counted, as by `count_rows_at_once`."""
     if rows < (needed := max(bound.rows_needed, FEWEST)):
         raise BadInput(f"data: {bound.name} needs at least {needed} rows, got {rows}; give more text")
     check_widths(bound, layers, rows)

@@ -49,7 +49,7 @@ def check_row_order(measure: Pairwise, x: Tensor, state: Any, labels: Tensor | N
         if _differ(*torch.tensor([moved, known], dtype=torch.float64)):
             whose = registry.measures.say_whose(measure.name)
             raise RunFailed(
-                f"{whose} prepares states that are no rows of x, got {moved:.6g} and {known:.6g} for the same rows in "
+                f"{whose} prepares states that are not rows of x, got {moved:.6g} and {known:.6g} for the same rows in "
                 "another order; give its Pairwise permute=function(state, order), or claim paired=False"
             )
 

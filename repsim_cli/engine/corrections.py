@@ -22,7 +22,7 @@ Family = Bool[Tensor, "r r"]  # which cells are corrected for each other
 def group_into_families(tested: Matrix, card: Card, places: Sequence[slice], of: str) -> list[Family]:
     """The cells that are corrected for each other: of every two models, or those of the whole run (`of` is `run`).
 
-    Each pair of layers counts once. A layer with itself is no test. places: where the layers of each model stand.
+    Each pair of layers counts once. A layer with itself is not a test. places: where the layers of each model stand.
     """
     maps: list[Family] = []
     finite = tested.isfinite().cpu()

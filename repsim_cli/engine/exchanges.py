@@ -9,7 +9,8 @@ FEWEST = 8  # documents that are exchanged; of fewer, rows are shifted in their 
 
 
 def draw_document_orders(documents: Int[np.ndarray, " n"], count: int, seed: int) -> Iterator[Int[np.ndarray, " n"]]:
-    """Draws so many times for each row another, with the rows of a document together.
+    """Draws `count` orders of the rows, in which documents trade places and rows of a document stay together; of
+    fewer than FEWEST documents, orders in which rows are shifted round.
 
     >>> [order.tolist() for order in draw_document_orders(np.zeros(4, int), 2, 0)]
     [[1, 2, 3, 0], [2, 3, 0, 1]]

@@ -51,7 +51,7 @@ def draw_token_tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[T
 def make_floor_observer(
     comparison: Comparison, sequences: Mapping[str, Sequences], labels: Callable[[int], Tensor | None]
 ) -> Beside | None:
-    """Makes what observes the floor beside the values of a batch; None where rows are no tokens or words of texts."""
+    """Makes what observes the floor beside the values of a batch; None where rows are not tokens or words of texts."""
     given = next(iter(sequences.values()), None)
     tokens = None if given is None else list_row_identities(given, comparison.extract)
     if tokens is None or not comparison.significance.floor:

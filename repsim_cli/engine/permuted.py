@@ -36,7 +36,7 @@ def _permute_state(measure: Pairwise, state: Any, order: Tensor) -> Any:
     if measure.permute is permute_rows and is_added(measure) and not has_rows(state, len(order)):
         whose = registry.measures.say_whose(measure.name)
         raise RunFailed(
-            f"{whose} prepares states that are no tensors of rows, got {type(state).__name__} to permute; give its "
+            f"{whose} prepares states that are not tensors of rows, got {type(state).__name__} to permute; give its "
             "Pairwise permute=function(state, order), or leave significance out"
         )
     return registry.measures.call(measure.name, partial(measure.permute, state, order), RunFailed)

@@ -38,7 +38,8 @@ APART = 1000  # matrices of a measure that have files of their own; of more all 
 
 
 class Sampled(NamedTuple):
-    """A kind of estimate, from so many rows in so many batches, of so many available; None: those of the run."""
+    """The kind of an estimate, and the numbers of its rows, of its batches and of available rows; None: those of the
+    run."""
 
     kind: str
     rows: int

@@ -25,7 +25,7 @@ POINT = re.compile(r"(\w+)@(\d+)")
 
 def choose_ordered_layers(names: Sequence[str]) -> list[int]:
     """Chooses which layers are compared, so that one follows from the one before: the stream at the end of blocks, else
-    the first kind of hook point, behind the embeddings; of names that are no hook points, all.
+    the first kind of hook point, behind the embeddings; of names that are not hook points, all.
 
     >>> choose_ordered_layers(["embed", "mlp_out@0", "mlp_out@1", "resid_post@0", "resid_post@1"])
     [0, 3, 4]

@@ -217,7 +217,7 @@ def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Desig
 
 
 def _number_document_stretches(documents: Codes, count: int) -> Codes:
-    """Numbers, by row, so many stretches of about equally many documents."""
+    """Gives each row the number of its stretch, of `count` stretches with about equally many documents each."""
     return documents * count // (documents.max() + 1)
 
 
@@ -385,7 +385,7 @@ def compute_neighbour_shares(
     others: int | Codes,
 ) -> Float[np.ndarray, " 4"]:
     """Counts the neighbours that rows share, by share of k: all, what random pairing would share, and beyond it those
-    of the row's own token and those of other tokens. They add up, and are no split into causes.
+    of the row's own token and those of other tokens. They add up, and are not a split into causes.
 
     first, second: the k nearest of every row in x and in y. others: how many rows each could have."""
     k, n = first.shape

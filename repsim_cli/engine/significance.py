@@ -144,8 +144,8 @@ def draw_pairings(
     documents: Callable[[int], Documents | None] = lambda batch: None,
     progress: Progress = iterate_silently,
 ) -> Beside:
-    """Makes what computes, for every batch, the values on the rows in segments (`tested`) and those under random
-    pairings (`null`); NaN where there are none.
+    """Makes the function that computes, for every batch, the values on the rows in segments (`tested`) and those under
+    random pairings (`null`); NaN where there are none.
 
     labels(batch): a class code per row. sizes(batch): of the document of each row; None: all are of one size.
     documents(batch): of each row, where pairs of rows of one document are left out. Whole documents trade places, so

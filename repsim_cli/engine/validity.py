@@ -38,8 +38,8 @@ TELL = (
 )
 TOO_ALIKE = "{} that follow each other are too alike for shifts of so few; give more"
 UNPAIRED = (
-    "no pairing of the rows that was drawn changes a value, so that random ones are no null; of a measure of another "
-    "package say paired=False, and drop significance"
+    "no pairing of the rows that was drawn changes a value, so that random ones are not a null; for a measure of "
+    "another package say paired=False, and drop significance"
 )
 FOUND = (*REASONS, "lags")
 LEAST = 25  # documents that shifts need, if those that are alike count as one
@@ -107,10 +107,11 @@ def compare_neighbours(means: Float[Tensor, "k d"]) -> float:
 
 
 def find_range(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
-    """Finds how alike documents are that are 1, 2, ... apart, up to a quarter of their number; 0 where they are not.
+    """Computes the autocorrelation of the means of documents at lags of 1, 2, ... up to a quarter of their number; 0
+    where it is negative.
 
-    Centred on their own mean, documents that stay alike for long seem less alike, by what those further apart fall
-    below zero: it is added again.
+    Centring on the mean of all documents lowers the autocorrelation of documents that stay alike over long lags, by as
+    much as it is below 0 at longer lags: this is added again.
     """
     k = len(means)
     spectrum = torch.fft.rfft(means, n=2 * k, dim=0).abs().square().sum(1)
@@ -191,7 +192,7 @@ def make_rows_observer(labels: Iterable[str], rows: Callable[[int], np.ndarray],
 
 
 def glance_at_rows(representations: Iterable[Any], count: int, seed: int) -> Float[Tensor, "r found 3"]:
-    """Measures, of the first of so many rows, what `measure_dependence` does, where each row is a unit of its own."""
+    """Measures what `measure_dependence` does, on the first LOOKED of `count` rows at most, each a unit of its own."""
     group = np.arange(min(count, LOOKED))[:, None]
     return torch.stack([measure_dependence(x, [group], {}, seed, count=GLANCES) for x in representations])
 

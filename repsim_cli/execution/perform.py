@@ -33,7 +33,7 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     def measure() -> None:
         measured = checked.study.run(run)
         if not isinstance(measured, Results):
-            raise TypeError(f"run() gives no Results but {type(measured).__name__}")
+            raise TypeError(f"run() gives, in place of Results, {type(measured).__name__}")
         for text in measured.warnings:
             run.warn(text)
         filled = {"study": keys.study, "marks": marks, "warnings": run.manifest["warnings"]}

@@ -19,8 +19,9 @@ class LostWorker(Exception):
 
 
 def count_fitting(cpus: float, room: float, threads: int, memory: float, gpus: float = 0.0, share: float = 0.0) -> int:
-    """Counts the workers of so many threads, bytes and GPUs (`compute_gpu_share`) that a machine of so many CPUs,
-    bytes and GPUs takes."""
+    """Counts the workers that fit on a machine with these CPUs, bytes of `room` and GPUs.
+
+    threads, memory: of each worker, in bytes. share: of a GPU for each (`compute_gpu_share`)."""
     most = int(min(cpus // threads, room // max(memory, 1.0)))
     return min(most, int(gpus) * int(1 / share) if share <= 1 else int(gpus // share)) if share else most
 

@@ -60,7 +60,7 @@ def find_available_width() -> float | None:
 
 
 def narrow(figure: Any, width: float, asked: bool) -> float:
-    """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
+    """Makes the figure `width` inches wide, with what stands around its axes. Text around axes keeps its size, tick
     labels that would touch are folded, turned or left out; text inside axes shrinks with them, down to where it cannot
     be read. asked: whether it was drawn for its room. Returns by how many inches such a figure, which is not scaled, is
     still too wide."""

@@ -28,7 +28,7 @@ def count_columns(panels: int) -> int:
 def make_panels(
     count: int, across: int, width: float, height: float, *, gaps: tuple[float, float], least: float | None = None
 ) -> tuple[Any, list[Any]]:
-    """A figure with so many panels, so many of them side by side, each of this size in inches. gaps: inches between
+    """A figure with `count` panels, `across` of them side by side, each of this size in inches. gaps: inches between
     columns and rows. least: how narrow panels may become where a figure has less room; where that is not enough, fewer
     stand side by side. None: they are placed anew when the figure is fitted into its width."""
     from matplotlib.figure import Figure

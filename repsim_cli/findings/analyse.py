@@ -157,7 +157,7 @@ def _are_all_unrelated(run: Finished, measured: Measured) -> bool:
 
 
 def _say_dependent(run: Finished, claim: Claim) -> str:
-    """Says why the models of a run are no independent units of a claim; empty where they are."""
+    """Says why the models of a run are not independent units of a claim; empty where they are."""
     if run.models and run.untrained >= run.models.keys():
         return "needs trained models, got untrained ones"
     if run.copies:

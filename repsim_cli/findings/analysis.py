@@ -158,7 +158,7 @@ class Finished:
         return choose_colour_range(np.array(ends), measured.card, "values")
 
     def select_kind(self, kind: str) -> list[Matrix]:
-        """The matrices of a study that are no similarity of layers, by their `about.kind`."""
+        """The matrices of a study that are not similarities of layers, by their `about.kind`."""
         return [matrix for matrix in self.results.matrices.values() if matrix.about.get("kind") == kind]
 
     @cached_property

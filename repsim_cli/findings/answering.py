@@ -222,7 +222,7 @@ def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | N
     least = find_least_change(values, noise)
     if np.ptp(near) <= least:
         return WITHIN_ERROR
-    near = np.round(near / least, 1)  # layers that are alike have one rank, as a single odd one among them is no trend
+    near = np.round(near / least, 1)  # layers that are alike have one rank: a single odd one is not a trend
     ranks = (near[:, None] > near).sum(1) + ((near[:, None] == near).sum(1) - 1) / 2
     rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0
     return MORE if rho >= TREND else LESS if rho <= -TREND else ""
@@ -270,7 +270,7 @@ def split_by_hook_point(matrix: Matrix, read: Read) -> Iterator[tuple[str, Float
     rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (matrix.rows, matrix.columns))
     values, name = read(matrix.values), f"{matrix.rows.model} x {matrix.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
-    if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
+    if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are not hook points differ throughout
         yield name, leave_out_diagonal(matrix, values)
         return
     for point in points:

@@ -53,7 +53,7 @@ def find_lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
 
 
 def leave_out_layers(run: Finished, out: Collection[Layer]) -> Finished:
-    """Leaves out these layers, and steps of a training that have none left."""
+    """Gives the run without these layers, and without the steps of a training that keep none."""
     left, models = {}, run.manifest.get("models", {})
 
     def find_kept_layers(side: Side) -> list[int]:

@@ -96,7 +96,7 @@ def weigh_mean(values: Values, threshold: float, unit: str, step: float = 0.0) -
 
 
 def find_rho_step(count: int) -> float:
-    """Finds by how much Spearman's rho of so many values changes at least.
+    """Finds the smallest step between values of Spearman's rho over `count` values without ties.
 
     >>> find_rho_step(3)
     0.5

@@ -11,8 +11,8 @@ LEVEL = 0.05  # of saying of any two that are alike that they differ
 
 
 def find_width(count: int, freedom: int | None = None) -> float:
-    """Finds how many errors of a difference any two of so many values may lie apart without being told apart: of all
-    pairs of equal values, none lies further apart but in a share LEVEL of cases, at most (Bonferroni).
+    """Finds from how many standard errors of their difference on two of `count` values count as different: where all
+    values are equal, any pair lies further apart in a share LEVEL of cases at most (Bonferroni).
 
     freedom: of the errors, as one less than the documents that they are over; None where they are known.
 

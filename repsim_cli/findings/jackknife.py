@@ -1,4 +1,4 @@
-"""Errors and intervals over models, of which each is left out in turn: pairs of models are no units, models are."""
+"""Errors and intervals over models, of which each is left out in turn: pairs of models are not units, models are."""
 
 import math
 from collections.abc import Sequence

@@ -212,7 +212,7 @@ def adjacent_layers_are_closer(whole: ClaimMap, values: np.ndarray) -> Weighed |
 
 # ---- claims on the maps of two measures together ----
 
-ABOVE_NOISE = "mean similarity above that of independent normal rows (of cka at most so much)"
+ABOVE_NOISE = "mean similarity above that of independent normal rows (for cka above its upper bound)"
 OVER_FAMILIES = "across families over that within them (without a layer itself)"
 
 

@@ -272,7 +272,7 @@ def have_groups(*partitions: Sequence[Any] | np.ndarray) -> bool:
 def parse_ranges(groups: Sequence[str], layers: int) -> Labels:
     """The group of every layer, from ranges of layers in the order of the network, counted from 0.
 
-    Raises BadInput for what is no range of layers, and unless every layer is in one group.
+    Raises BadInput for what is not a range of layers, and unless every layer is in one group.
 
     >>> parse_ranges(["0-1 4", "2-3"], 5).tolist()
     [0, 0, 1, 1, 0]

@@ -4,8 +4,10 @@ import math
 
 
 def find_t_quantile(p: float, freedom: int) -> float:
-    """Finds what Student's t of so many whole degrees of freedom exceeds with this probability, of less than a half: by
-    halving, from its distribution in closed form, so that the page needs no scipy.
+    """Finds the value that Student's t exceeds with probability p, by bisection on its closed form, so that the page
+    needs no scipy.
+
+    p: below 0.5. freedom: degrees of freedom, a whole number.
 
     >>> round(find_t_quantile(0.025, 8), 6), round(find_t_quantile(1e-6, 3), 3)
     (2.306004, 103.299)

@@ -118,5 +118,5 @@ def _shade(label: int) -> tuple[float, float, float]:
 
 def _count(method: str, count: int, as_walks: bool) -> str:
     what = {"spectral": "cluster", "segments": "segment"}[method]
-    told = " (no clearer than of layers that wander)" if as_walks else ""
+    told = " (no clearer than those of a random walk over layers)" if as_walks else ""
     return f"no {what}s" if count == 1 else f"{count} {what}s{told}"

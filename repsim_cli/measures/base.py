@@ -40,7 +40,8 @@ class MeasureWarning(UserWarning):
 
 @contextmanager
 def attribute_warnings(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessage]]:
-    """Makes the warnings of measures say which measures they concern, unless they do. Gives those that were issued."""
+    """Adds to each MeasureWarning of its block which measures it concerns, where it names none, and issues all warnings
+    again. Yields the list of them, complete at the end of the block."""
     measures = tuple(labels)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
@@ -240,7 +241,7 @@ class Pairwise(Measure):
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
-        A measure whose state is no tensor of rows and that has none is not drawn for the level of chance.
+        A measure whose state is not a tensor of rows and that has none is not drawn for the level of chance.
     overlap(state): lists of rows, one column per row, where the value is the share of them that two states have in
         common.
     of_rows(states, states) -> (a, b, n): what every row gives, where the value is the mean over rows and what a row

@@ -145,8 +145,8 @@ def make_measure_apart(documents: Documents) -> Measure:
         source="Chun, Canatar et al. 2025: HSIC1 (Song et al. 2012) over pairs of different features",
         note="For features that are a sample, drawn for each side on its own: some neurons of a layer, some heads, "
         "recordings, random features of a wider model. 1: samples of one population; estimates may exceed it. Not for "
-        "all neurons of a layer, which are no sample (cka_unbiased), nor for layers of one residual stream, which have "
-        "the same features. A layer with itself is 1. Unstable where features are few or share little.",
+        "all neurons of a layer, which are not a sample (cka_unbiased), nor for layers of one residual stream, which "
+        "have the same features. A layer with itself is 1. Unstable where features are few or share little.",
     ),
 )
 def cka_columns() -> Measure:

@@ -2,7 +2,8 @@
 
 The mutual information of two layers of one network is infinite: one is a function of the other, without noise. What a
 sample can tell is that of a few components, which is at most the former (data processing), and only up to a ceiling
-that the estimator sets. Values compare layers under one set of rows and settings, and are no property of the networks.
+that the estimator sets. Values compare layers under one set of rows and settings, and are not a property of the
+networks.
 """
 
 import math

@@ -108,7 +108,8 @@ def sum_rows_apart(features: AnyFeatures, documents: Documents) -> Float[Tensor,
 def sum_own_products(
     rows: Sequence[AnyFeatures], columns: Sequence[AnyFeatures], documents: Documents
 ) -> Float[Tensor, "a b"]:
-    """Sums the products of the cells of two rows of one document, of all pairs of Gram matrices, float64."""
+    """Sums, for every pair of Gram matrices, the products of their cells in which both rows are of one document;
+    float64."""
     same = len(rows) == len(columns) and all(a is b for a, b in zip(rows, columns, strict=True))
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=documents.device)
     for some in _group_documents(documents):

@@ -42,7 +42,7 @@ def find_relative_precision(x: Float[Tensor, "n d"]) -> float:
     """Finds the relative precision of the numbers, whatever their type is now: that of bfloat16 or float16 where these
     hold all of them, of float32 by the rule above, else of float64.
 
-    Numbers on a grid, as whole ones are, are no rounded ones: they count as float32.
+    Numbers on a grid, as whole ones are, are not rounded ones: they count as float32.
     """
     if x.dtype == torch.float64 and find_stored_precision(mark_single_precision(x)) != SINGLE:
         return torch.finfo(x.dtype).eps

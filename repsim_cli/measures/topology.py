@@ -210,7 +210,7 @@ def geometry_score(
     Unlike in the published code, numbers of holes are not cut at 100, beyond which it counts nothing, and holes in
     complexes without triangles are seen.
 
-    A ring of eight rows has one hole, whichever row is no landmark, in any order of the rows:
+    A ring of eight rows has one hole, whichever row is not a landmark, in any order of the rows:
 
     >>> from repsim_cli import measures
     >>> ring = [[0., 2.], [1., 1.], [2., 0.], [1., -1.], [0., -2.], [-1., -1.], [-2., 0.], [-1., 1.]]

@@ -57,7 +57,7 @@ ARCHITECTURES: Tables = {**DECODERS, **ENCODERS, **SEQ2SEQ, **RECURRENT, **IMAGE
 
 # types whose modules can be read by name alone, and why
 REFUSED = {
-    **dict.fromkeys(("flaubert", "xlm"), "its blocks are no modules"),
+    **dict.fromkeys(("flaubert", "xlm"), "its blocks are not modules"),
     **dict.fromkeys(("deepseek_v4", "gemma3n_text", "hy_v4", "qwen4_exp_text"), "its stream is several in parallel"),
     **dict.fromkeys(("blt", "perceiver"), "its blocks work on fewer places than it has tokens"),
     **dict.fromkeys(("fsmt", "pegasus_x", "prophetnet"), "its blocks do not pass on one stream of its tokens"),

@@ -62,7 +62,7 @@ def locate(path: str) -> Path:
 
 
 def check_folder(path: Path) -> Path:
-    """Refuses a path that is no folder of a whole model in the transformers format, and says what it is instead."""
+    """Refuses a path that is not a folder of a whole model in the transformers format, and says what it is instead."""
     if path.is_file():
         raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
     if not path.is_dir():
@@ -168,9 +168,9 @@ def check_scales(quantized: bool, files: list[Path]) -> None:
 def hash_files(files: list[Path], many: int = REMEMBERED) -> str:
     """sha256 of a file's content; of several files, of the sha256 of each, in order.
 
-    Of so many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change:
-    of bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache of the
-    hub need not be read (`find_hub_digest`).
+    From `many` bytes on the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of
+    change: of bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache
+    of the hub need not be read (`find_hub_digest`).
     """
     states = _read_file_states(files)
     if sum(state["size"] for state in states) < many:

@@ -76,7 +76,8 @@ def _read_config(where: str, revision: str | None = None) -> Any:
 
 
 def _check_config_file(file: Path) -> None:
-    """Raises BadInput for broken JSON, an unknown architecture, or a model with code, where the library is verbose."""
+    """Raises BadInput for broken JSON, an unknown architecture, or a model that needs its own code: in one line, where
+    the message of transformers is long."""
     given = read_json_file(file)
     kind = given.get("model_type")
     if not isinstance(kind, str):

@@ -30,7 +30,7 @@ LOADING = threading.Lock()
 
 @contextmanager
 def hold_loading_lock() -> Iterator[None]:
-    """Holds a lock inside, so that one model is built or loaded at a time.
+    """Holds a lock in its block, so that one model is built or loaded at a time.
 
     While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
     built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:

@@ -39,7 +39,7 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     if place.is_file():
         raise BadInput(f"source: a file, got '{source}'; give its folder")
     if place.is_dir() and revision is not None:
-        raise BadInput(f"revision: of a hub id, got '{revision}' with the folder '{source}'; drop it")
+        raise BadInput(f"revision: only for a hub id, got '{revision}' with the folder '{source}'; drop it")
     given = (
         check_folder(place) if place.is_dir() else fetch_hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
     )

@@ -20,7 +20,7 @@ STACKS = ("encoder", "decoder")
 ATTENTION = ("q", "k", "v", "z", "pattern")
 NO_ATTENTION = "the block has no attention"
 EXPERTS = "its MLP is a mixture of experts, each with its own"
-NO_EXPERTS = "its MLP is no mixture of experts"
+NO_EXPERTS = "its MLP is not a mixture of experts"
 PARALLEL = "its attention and MLP run in parallel"
 # why a block lacks a point whose module it does not have
 ABSENT = {

@@ -55,7 +55,7 @@ def precomputed(
             "layer_ids: files of vLLM do not say which layers they hold; give the "
             "eagle_aux_hidden_state_layer_ids that it was started with, of which 0 is the embeddings"
             if prompts
-            else f"layer_ids: of files of vLLM with `hidden_states` and `token_ids`, got '{path}'; drop it"
+            else f"layer_ids: only for files of vLLM with `hidden_states` and `token_ids`, got '{path}'; drop it"
         )
     if layer_ids is not None:
         known = ["embed" if number == 0 else f"resid_post@{number - 1}" for number in layer_ids]
@@ -102,7 +102,7 @@ def _find_named(what: str, name: str | None, usual: Sequence[str], integers: Ids
     """The array of ids or of documents. Raises BadInput where there is none of the name that was given."""
     found = name or next((each for each in usual if each in integers), None)
     if found is not None and found not in integers:
-        raise BadInput(f"{what}: no array of text or whole numbers, got '{found}'; {did_you_mean(found, integers)}")
+        raise BadInput(f"{what}: not an array of text or whole numbers, got '{found}'; {did_you_mean(found, integers)}")
     return found
 
 
@@ -132,7 +132,7 @@ def _count_paired_rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
 
 
 def _check_finite(file: Path, name: str, x: Tensor) -> None:
-    """Raises BadInput for a value that is no number, or too large to be squared and summed."""
+    """Raises BadInput for a value that is not a number, or too large to be squared and summed."""
     low, high = x.aminmax()  # NaN if there is one
     if not (low >= -LARGEST and high <= LARGEST):
         row, column = (~(x.abs() <= LARGEST)).nonzero()[0].tolist()

@@ -218,7 +218,7 @@ def _capture_batch_rows(
     def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
         value = output[0] if isinstance(output, tuple | list) and output else output
         if not isinstance(value, Tensor):
-            raise BadInput(f"layer '{name}': it gives no tensor, got {type(value).__name__}; choose another layer")
+            raise BadInput(f"layer '{name}': not a tensor, got {type(value).__name__}; choose another layer")
         if name in seen:
             raise BadInput(f"layer '{name}': it runs twice in a forward pass, got two outputs; choose another layer")
         seen[name] = value.detach().clone()  # what follows may change it in place
@@ -288,7 +288,7 @@ def _call(module: nn.Module, batch: Any, forward: Forward | None) -> None:
 
 def _convert_to_rows(name: str, x: Tensor, maps: Maps) -> Shaped[np.ndarray, "n d"]:
     if x.ndim < 2 or not x.is_floating_point():
-        raise BadInput(f"layer '{name}': no row per item, got {x.dtype} {tuple(x.shape)}; choose another layer")
+        raise BadInput(f"layer '{name}': not one row per item, got {x.dtype} {tuple(x.shape)}; choose another layer")
     by_place = x.flatten(2).transpose(1, 2) if x.ndim > 3 else x if x.ndim == 3 else x[:, None]
     rows = {
         "flattened": lambda: x.flatten(1),

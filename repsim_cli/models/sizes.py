@@ -107,7 +107,7 @@ def check_spread(hardware: Hardware) -> None:
     if hardware.shard == "none":
         if hardware.max_memory_gb is not None:
             raise BadInput(
-                f"hardware.max_memory_gb: for hardware.shard=auto, got shard none and {hardware.max_memory_gb}; drop it"
+                f"hardware.max_memory_gb: only for hardware.shard=auto, got none and {hardware.max_memory_gb}; drop it"
             )
         return
     if find_spec("accelerate") is None:

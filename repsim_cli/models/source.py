@@ -137,7 +137,7 @@ class Source:
 
     @property
     def has_head(self) -> bool:
-        """Tells whether it can have a head; a checkpoint may still lack the requested one."""
+        """Says whether the model can have a head; a checkpoint may still lack the requested one."""
         return self.with_head is not refuse_head
 
 

@@ -70,7 +70,7 @@ def build_sheets(folder: Path) -> Iterator[Sheet]:
 
 
 def _tabulate_matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
-    """A row per row of the array; rows and columns that are no layers have numbers."""
+    """A row per row of the array; rows and columns that are not layers have numbers."""
     values = read_array(folder, matrix.values)
     sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
     rows, columns = (names if len(names) == count else list(map(str, range(count))) for names, count in sides)

@@ -138,7 +138,7 @@ class Measured:
     null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
     batches, mean, spread, orders), or why it is not known (unknown), and how far layers differ by the drawn documents
     (scatter), where known. floor: what the token alone gives (value, unit, of, width, batches), and a token with the
-    one before it (pairs); None of rows that are no tokens or words.
+    one before it (pairs); None of rows that are not tokens or words.
     """
 
     name: str
@@ -356,7 +356,7 @@ class Results:
     marks: dict[str, str] = field(default_factory=dict)
 
     def leave_out_analyses(self) -> "Results":
-        """The same without what any analysis made."""
+        """The results without what analyses made."""
         return functools.reduce(Results.leave_out_analysis, self.analyses, self)
 
     @property

@@ -121,7 +121,7 @@ def finetuned(  # noqa: PLR0913 - keys of YAML
     plain = encoder.config if encoder is not None else inline_config(config or {})
     if plain.model_type in DECODERS and plain.pad_token_id is None:
         raise BadInput(
-            f"config: a classifier of {plain.model_type} reads the last token that is no padding, got no pad_token_id; "
+            f"config: {plain.model_type} classifies by the last token before padding, got no pad_token_id; "
             "set it in the model's config"
         )
     cut = plain if blocks is None else keep_first_blocks(plain, blocks)

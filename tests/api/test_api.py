@@ -346,6 +346,9 @@ def test_models_are_no_runs(repsim, tmp_path, tiny_folder):
     """`compare` is of models, `diff` of runs; each says so."""
     for model in ("tiny_a", str(tiny_folder("gpt2")), "x.npy"):
         code, _, err = repsim("diff", model, "latest")
-        assert (code, err) == (2, f"error: diff: of runs, got the model '{model}'; use repsim compare MODEL MODEL\n")
+        assert (code, err) == (
+            2,
+            f"error: diff: only for runs, got the model '{model}'; use repsim compare MODEL MODEL\n",
+        )
     code, _, err = repsim("diff", "nosuch", "latest")
     assert (code, err[:22]) == (2, "error: RUN: no runs in")

@@ -137,8 +137,8 @@ def test_modules_that_give_no_rows(images):
             return self.part(x)
 
     for give, message in [
-        (lambda x: {"a": x}, "layer 'part': it gives no tensor, got dict"),
-        (lambda x: x.sum(), "layer 'part': no row per item, got torch.float32 \\(\\)"),
+        (lambda x: {"a": x}, "layer 'part': not a tensor, got dict"),
+        (lambda x: x.sum(), "layer 'part': not one row per item, got torch.float32 \\(\\)"),
     ]:
         with pytest.raises(BadInput, match=message):
             repsim_cli.compare({"odd": Odd(give)}, images, layers=["part"])

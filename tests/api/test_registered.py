@@ -131,7 +131,7 @@ def test_numbers_of_any_kind(value):
 @pytest.mark.parametrize("value", ["0.5", None, True, 1j, np.array([0.5]), torch.ones(3)])
 def test_what_is_no_number(value):
     found = register("unnumbered", value)
-    said = r"^unnumbered: the measure gives no number, got \w+( \(.,\))?; return a float"
+    said = r"^unnumbered: the measure does not give a number, got \w+( \(.,\))?; return a float"
     with pytest.raises(repsim_cli.RunFailed, match=said):
         measures.get("unnumbered")(X, Y)
     with pytest.raises(repsim_cli.RunFailed, match=said):
@@ -249,13 +249,11 @@ def test_states_that_are_no_rows():
     chances = {measured.label: measured.chance for measured in found.results.measures}
     assert chances["rows"]["mean"]
     assert "does not say how its states are permuted" in chances["one"]["unknown"]
-    said = (
-        "^square: the measure prepares states that are no rows of x, got [0-9.]+ and [0-9.]+ for the same rows in anoth"
-    )
+    said = "^square: the measure prepares states that are not rows of x, got [0-9.]+ and [0-9.]+ for the same rows in anoth"
     with pytest.raises(repsim_cli.RunFailed, match=said):
         repsim_cli.compare({"a": X, "b": Y}, measures=[register_of("square", measure_distances)])
     said = (
-        "^one: the measure prepares states that are no tensors of rows, got Tensor to permute; give its Pairwise perm"
+        "^one: the measure prepares states that are not tensors of rows, got Tensor to permute; give its Pairwise perm"
     )
     with pytest.raises(repsim_cli.RunFailed, match=said):
         repsim_cli.compare({"a": X, "b": Y}, measures=[one], significance="permutation", settings=SINGLE)

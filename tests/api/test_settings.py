@@ -30,7 +30,7 @@ from repsim_cli.runs import reader, results
         (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
         (
             ["tiny_a", "tiny_b", "--column", "review"],
-            "--column: of a table, got 'review' without one; name it with --dat",
+            "--column: only for a table, got 'review' without one; name the table with --dat",
         ),
         (
             ["tiny_a", "tiny_b", "--data", "TABLE"],
@@ -105,8 +105,8 @@ def test_a_data_set_by_its_name_is_read_from_a_path(repsim, name, tmp_path):
         ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
         ({"settings": {"options": {1: 2}}}, "^options: a name that is not text, got 1; put it in quotes"),
         ({"device": "cpuu"}, r"^hardware.device: unknown device, got 'cpuu'; did you mean 'cpu'\?$"),
-        ({"device": object()}, "^device: no plain value, got <object .*; give text or a number"),
-        ({"seed": [1]}, r"^seed: no plain value, got \[1\]; give text or a number"),
+        ({"device": object()}, "^device: not a plain value, got <object .*; give text or a number"),
+        ({"seed": [1]}, r"^seed: not a plain value, got \[1\]; give text or a number"),
     ],
 )
 def test_bad_settings(given, message):
@@ -217,7 +217,7 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     code, _, err = repsim("compare", newest(), "latest")
     assert (code, err) == (
         2,
-        f"error: compare: of models, got the run '{newest()}'; use repsim diff {newest()} latest\n",
+        f"error: compare: only for models, got the run '{newest()}'; use repsim diff {newest()} latest\n",
     )
     code, _, err = repsim("compare", "tiny_a", "latest")
     assert (code, "error: compare: a run and a model cannot be compared, got the run 'latest' and the" in err) == (

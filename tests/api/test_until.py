@@ -72,7 +72,7 @@ def test_what_it_does_not_take(given, what):
 
 
 def test_stored_rows_are_all_read():
-    with pytest.raises(BadInput, match="until: of models that run, got stored rows"):
+    with pytest.raises(BadInput, match="until: only models that run give more rows, got stored rows"):
         repsim_cli.compare([np.eye(30), np.eye(30)[::-1].copy()], until=0.1, settings={"significance.clusters": "row"})
 
 

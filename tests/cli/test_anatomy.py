@@ -35,7 +35,7 @@ def test_a_folder(repsim, tiny_folder):
     assert "(words and spans); 512 embeddings" in found["input"]
     assert found["hook points"].split(", ")[:3] == ["embed", "resid_pre", "resid_post"]
     assert found["by head"] == "q, k, v, z, pattern, as q@0.h0 or q.h*"
-    assert found["router"] == "its MLP is no mixture of experts"
+    assert found["router"] == "its MLP is not a mixture of experts"
     assert "layers.*.self_attn.q_proj" in found["modules (module:NAME)"].split(", ")
     assert "layers" not in found["modules (module:NAME)"].split(", ")
 

@@ -100,7 +100,7 @@ def test_warnings_stand_beside_what_they_are_about(repsim, newest, stored, tmp_p
 def test_names_that_cannot_be_labels(repsim, stored, names):
     code, out, err = repsim("compare", stored / "five.npz", stored / "other.npz", "--names", names)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: names: of 2 models, got '{names}'; give as many different ones")
+    assert err.startswith(f"error: names: 2 different ones are needed, got '{names}'; write them with")
 
 
 def test_labels_are_the_last_parts_that_differ():
@@ -108,7 +108,7 @@ def test_labels_are_the_last_parts_that_differ():
     assert list(label_entries(["a/m.gguf", "b/m.gguf"])) == ["a", "b"]
     assert list(label_entries(["final", "run/final"])) == ["final", "run"]
     assert list(label_entries([3, 4])) == ["int", "int_2"]
-    with pytest.raises(BadInput, match="names: of 2 models, got 'x'"):
+    with pytest.raises(BadInput, match="names: 2 different ones are needed, got 'x'"):
         label_entries(["a", "b"], ["x"])
 
 

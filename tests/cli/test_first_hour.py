@@ -247,7 +247,7 @@ def test_a_file_without_weights(tmp_path):
 def test_pipes_and_huge_documents_where_files_are_expected(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     os.mkfifo(tmp_path / "data.arrow")
-    with pytest.raises(BadInput, match=r"data\.arrow: no regular file, got a pipe or a device; copy its content"):
+    with pytest.raises(BadInput, match=r"data\.arrow: not a regular file, got a pipe or a device; copy its content"):
         files.read_saved(tmp_path)
     with (tmp_path / "config.json").open("wb") as config:
         config.truncate(documents.MOST + 1)
@@ -277,7 +277,7 @@ def test_the_end_is_recorded_within_a_limit_of_the_size_of_files(tmp_path, monke
 
 def test_verify_refuses_before_it_loads(monkeypatch):
     monkeypatch.setattr("repsim_cli.api.verify.load_sides", lambda *_: pytest.fail("models are loaded"))
-    with pytest.raises(BadInput, match=r"^layer_ids: of stored activations, got \[0\] with two models; drop it"):
+    with pytest.raises(BadInput, match=r"^layer_ids: only for stored activations, got \[0\] with two models; drop it"):
         repsim_cli.verify("tiny_a", "tiny_b", layer_ids=[0])
 
 

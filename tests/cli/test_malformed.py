@@ -56,7 +56,7 @@ def test_files_of_a_folder_of_configurations(tmp_path, what, group):
     word = "model=[mine]" if group == "model" else f"{group}=mine"
     with pytest.raises(BadInput) as refused:
         compose([word], folder=str(tmp_path))
-    assert str(refused.value).startswith(f"--config-dir: a file is no YAML of a run, got {file} (")
+    assert str(refused.value).startswith(f"--config-dir: a file is not the YAML of a run, got {file} (")
     assert text in str(refused.value)
     assert str(refused.value).endswith("); mend it")
 
@@ -88,7 +88,7 @@ def test_an_experiment_that_would_change_nothing(tmp_path, content, said):
 
 def test_a_pipe_among_the_configurations(tmp_path):
     os.mkfifo(tmp_path / "mine.yaml")
-    with pytest.raises(BadInput, match=r"^--config-dir: no regular file, got '.*mine.yaml'; take it away"):
+    with pytest.raises(BadInput, match=r"^--config-dir: not a regular file, got '.*mine.yaml'; remove it"):
         compose([], folder=str(tmp_path))
 
 
@@ -148,7 +148,10 @@ PYTHON = {
     "nobody's folder": ({"folder": "~nobody9/x"}, "path: not usable, got '~nobody9/x' .Could not determine"),
     "settings that are a number": ({"settings": 5}, "settings: not by key, got 5; write"),
     "settings without names": ({"settings": {5: 1}}, "settings: not by key, got {5: 1}; write"),
-    "a setting that is an object": ({"settings": {"seed": object}}, "settings: no plain value, got <class 'object'>"),
+    "a setting that is an object": (
+        {"settings": {"seed": object}},
+        "settings: not a plain value, got <class 'object'>",
+    ),
     "measures that are a number": ({"measures": 5}, "measures: not names, got 5; give a list of text"),
     "a measure that is a number": ({"measures": [5]}, "measures: not names, got .5.; give a list of text"),
     "layers that are a number": ({"layers": 5}, "layers: not names, got 5; give a list of text"),
@@ -294,7 +297,7 @@ def test_maps_of_rows_that_are_all_equal(repsim, tmp_path, first):
     assert (code, out) == (2, "")
     assert err.endswith("one vector in all rows of rows of 'same'; leave it out\n")
     code, _, err = repsim("map", "fit", tmp_path / "x.npy", tmp_path / "x.npy", "--set", "resume=latest")
-    assert (code, err) == (2, "error: resume: of repsim run, got latest; use repsim run study=vector_map\n")
+    assert (code, err) == (2, "error: resume: only for repsim run, got latest; use repsim run study=vector_map\n")
 
 
 def test_lines_of_unequal_lengths():

@@ -87,7 +87,7 @@ def test_a_users_file_that_is_no_yaml(repsim, tmp_path, text):
     file.write_text(text)
     code, out, err = repsim("run", "--config-dir", str(tmp_path / "mine"), "experiment=ours")
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("error: --config-dir: a file is no YAML of a run, got ")
+    assert err.startswith("error: --config-dir: a file is not the YAML of a run, got ")
     assert "ours.yaml" in err
 
 

@@ -231,7 +231,7 @@ def test_all_problems_at_once():
         "options.target: unknown key, got []; did you mean 'targets'?",
         "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?",
         "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?",
-        "analyses.groups: no settings, got 3; write {SETTING: VALUE}",
+        "analyses.groups: not settings, got 3; write {SETTING: VALUE}",
         "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'?",
         "claims: unknown claim, got 'early_layers'; did you mean 'early_layers_agree' or 'early_layers_cost_little'?",
     ]

@@ -160,7 +160,7 @@ def test_what_is_left_out_is_counted(tmp_path, gpt_tokenizer):
     ("name", "content", "settings", "message"),
     [
         ("a.csv", "text,label\na,b\n", {"text": "txt"}, "a.csv, line 2: no column 'txt', got 'text', 'label'; set data.text .--column. to a name, or to a number from 0"),
-        ("a.txt", "Once upon a time.\nThere was.\n", {}, "no column 'text', got 'Once upon a time.'; .* running text, say data=local_text"),
+        ("a.txt", "Once upon a time.\nThere was.\n", {}, "no column 'text', got 'Once upon a time.'; .* running text and not a table, say data=local_text"),
         ("a.csv", "a,b\n", {"text": 2}, "a.csv, line 1: no column '2', got 0, 1; set data.text .--column. to a name"),
         ("a.csv", "", {}, "a.csv: it has no examples; give another file or split"),
         ("a.csv", "text\n\n", {}, "a.csv: it has no examples; give another file or split"),

@@ -41,7 +41,7 @@ def test_batches_that_are_asked_for_stay():
         ((), ("full", 1629, 1), ""),
         (("extract.batch_rows=700",), ("per_batch", 1400, 2), "extract.batch_rows: 229 of 1,629 rows are left out, since"),
         (("extract.batch_rows=1000",), ("per_batch", 1000, 1), "extract.batch_rows: 629 of 1,629 rows are left out"),
-        (("extract.rows=300",), ("full", 1629, 1), "extract.rows: of extract.estimate=full alone, got 300 with per_batch"),
+        (("extract.rows=300",), ("full", 1629, 1), "extract.rows: only for extract.estimate=full, got 300 with per_batch"),
     ],
 )  # fmt: skip
 def test_a_run_on_1629_rows(repsim, newest, tmp_path, words, estimate, said):

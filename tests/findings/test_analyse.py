@@ -127,7 +127,7 @@ def test_an_analysis_loads_neither_torch_nor_a_model(folder):
         ("options.rows=3", "analyse: neither analyses nor claims, got 'options'; write +analyses.NAME={}"),
         ("claims=3", "analyse: neither analyses nor claims, got 'claims=3'; write +analyses.NAME={}"),
         ("analyses=3", "analyse: neither analyses nor claims, got 'analyses=3'; write +analyses.NAME={}"),
-        ("+x={", "analyse: the value is no YAML, got 'x={'; put it into quotes"),
+        ("+x={", "analyse: the value is not YAML, got 'x={'; put it into quotes"),
         ("+analyses.blocks", "analyse: not key=value, got 'analyses.blocks'; e.g. k=5"),
     ],
 )

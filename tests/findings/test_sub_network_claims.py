@@ -201,7 +201,7 @@ def test_claims_on_the_layers_of_single_models():
             apart={training: [flat[:count, :count]] for training in trainings},
         )
         assert pattern(few).why == "needs four layers of each"
-        assert first(few).why == "needs three layers, and two in a row that are no attention map"
+        assert first(few).why == "needs three layers, and two in a row that are not attention maps"
         assert larger(few).why == "needs four layers of each"
 
 

@@ -122,7 +122,11 @@ def test_documents_of_the_items_of_modules():
     [
         ({"a": X, "b": Y}, [1, 2], "documents: one for each of 48 rows of 'a', got 2; give as many"),
         ({"a": X, "b": Y}, "chapter", "documents: a list, got str; give the document of each row"),
-        ({"a": "tiny_a", "b": "tiny_b"}, [1, 2], "documents: of arrays and modules, got 'a', whose texts are"),
+        (
+            {"a": "tiny_a", "b": "tiny_b"},
+            [1, 2],
+            "documents: only arrays and modules take them, got 'a', whose texts are",
+        ),
     ],
 )
 def test_bad_documents(models, documents, message):
@@ -140,7 +144,11 @@ def test_bad_documents(models, documents, message):
             "documents: 'documents' must have a document for each row, got none for row 47; fill it",
         ),
         (DOCUMENTS / 2, {}, r"documents: 'documents' must be text or whole numbers, got float64 \(48,\); write it"),
-        (DOCUMENTS, {"documents": "document"}, "documents: no array of text or whole numbers, got 'document'; did you"),
+        (
+            DOCUMENTS,
+            {"documents": "document"},
+            "documents: not an array of text or whole numbers, got 'document'; did you",
+        ),
     ],
 )
 def test_bad_documents_of_a_file(tmp_path, documents, settings, message):

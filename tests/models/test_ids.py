@@ -129,8 +129,8 @@ def test_rows_of_the_examples_of_a_table(tmp_path):
         (["a", "a", *NAMES[2:]], {}, "ids: 'ids' must differ between rows, got 'a' for rows 0 and 1; drop one"),
         (["", *NAMES[1:]], {}, "ids: 'ids' must have an id for each row, got none for row 0; fill it in"),
         (NAMES[:7], {}, "ids: 'ids' has another number of rows, got 7 for 30; write one a row"),
-        (NAMES, {"ids": "idz"}, "ids: no array of text or whole numbers, got 'idz'; did you mean 'ids'?"),
-        (NAMES, {"layer_ids": [0]}, "layer_ids: of files of vLLM with `hidden_states` and `token_ids`, got '.*a.npz'; drop"),
+        (NAMES, {"ids": "idz"}, "ids: not an array of text or whole numbers, got 'idz'; did you mean 'ids'?"),
+        (NAMES, {"layer_ids": [0]}, "layer_ids: only for files of vLLM with `hidden_states` and `token_ids`, got '.*a.npz'; drop"),
     ],
 )  # fmt: skip
 def test_bad_ids(tmp_path, ids, settings, message):
@@ -180,20 +180,14 @@ def test_what_stored_rows_do_not_take(tmp_path):
     """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise
     twice."""
     both = [str(npz(tmp_path / "a", NAMES, x=X)), str(npz(tmp_path / "b", NAMES[:20], y=Y[:20]))]
-    with pytest.raises(
-        BadInput, match="data: of models that run, got 'embedded' with stored rows, which take none; drop"
-    ):
+    with pytest.raises(BadInput, match="data: only models that run take it, got 'embedded' with stored rows; drop"):
         repsim_cli.compare(both, "embedded", measures=["cka"])
-    with pytest.raises(
-        BadInput, match="rows: of models that run, got 'words' with stored rows, which take none; drop it"
-    ):
+    with pytest.raises(BadInput, match="rows: only models that run take it, got 'words' with stored rows; drop it"):
         repsim_cli.compare(both, measures=["cka"], rows="words")
-    with pytest.raises(BadInput, match="layers: of models that run, got 'x' with stored rows"):
+    with pytest.raises(BadInput, match="layers: only models that run take it, got 'x' with stored rows"):
         repsim_cli.compare(both, measures=["cka"], layers=["x"])
     for key, value in {"data.path": "a.csv", "extract.unit": "word", "extract.layers": [0]}.items():
-        with pytest.raises(
-            BadInput, match=f"{key}: of models that run, got .* with stored rows, which take none; drop"
-        ):
+        with pytest.raises(BadInput, match=f"{key}: only models that run take it, got .* with stored rows; drop"):
             repsim_cli.compare(both, measures=["cka"], settings={key: value})
     found = repsim_cli.compare(both, measures=["cka"])
     assert [text.split(":")[0] for text in found.warnings] == ["model.a", "20 rows are few"]

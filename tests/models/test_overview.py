@@ -91,7 +91,7 @@ def test_the_command(repsim):
     assert lines["mixtral"].endswith("; also router")
     assert lines["t5"] == "encoder: all; decoder: all; also cross_out"
     assert lines["jamba"].startswith("all; in some blocks not attn_out q k v z pattern (the block has no attention)")
-    assert lines["xlm"] == "its blocks are no modules"
+    assert lines["xlm"] == "its blocks are not modules"
 
 
 @pytest.mark.slow

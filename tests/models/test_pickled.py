@@ -183,7 +183,7 @@ def test_the_new_folder_is_new(repsim, pickled, tmp_path):
     file = folder / "pytorch_model.bin"
     assert repsim("convert", file, "new")[::2] == (2, f"error: source: a file, got '{file}'; give its folder\n")
     code, _, err = repsim("convert", folder, "new", "--revision", "main")
-    assert (code, err) == (2, f"error: revision: of a hub id, got 'main' with the folder '{folder}'; drop it\n")
+    assert (code, err) == (2, f"error: revision: only for a hub id, got 'main' with the folder '{folder}'; drop it\n")
     for words in (
         (folder, "a\0b"),
         ("a\0b", tmp_path / "new"),

@@ -96,7 +96,7 @@ def test_where_shards_go(folder):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_memory_gb": {"cpu": 1.0}}, r"hardware.max_memory_gb: for hardware.shard=auto, got shard none and .*; drop it"),
+        ({"max_memory_gb": {"cpu": 1.0}}, r"hardware.max_memory_gb: only for hardware.shard=auto, got none and .*; drop it"),
         ({"shard": "auto", "devices": ["cpu"]}, r"hardware.devices: shard=auto chooses the devices, got \['cpu'\]; drop one"),
         ({"shard": "auto", "max_memory_gb": {"gpu": 1.0}}, "hardware.max_memory_gb: no such device, got 'gpu'; name cpu, cuda0"),
     ],

@@ -131,7 +131,7 @@ def test_blocks_that_lack_a_point():
     for names, layers in ((["mlp_pre@1"], "all"), (["mlp_pre"], [0, 1])):
         with pytest.raises(BadInput, match=why):
             expand(names, layers, source)
-    with pytest.raises(BadInput, match=r"has no router \(its MLP is no mixture of experts\), got 'router@0'"):
+    with pytest.raises(BadInput, match=r"has no router \(its MLP is not a mixture of experts\), got 'router@0'"):
         expand(["router@0"], "all", source)
 
 

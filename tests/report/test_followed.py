@@ -87,7 +87,7 @@ def test_only_a_single_run_is_followed_by_a_page(running, repsim):
     code, _, err = repsim("report", "--follow")
     assert (code, err) == (
         2,
-        "error: --follow: of a run that is named; e.g. repsim report latest --follow\n",
+        "error: --follow: only for a run that is named; e.g. repsim report latest --follow\n",
     )
     code, _, err = repsim("report", "one", "one", "--follow", "--output", "both.html")
-    assert (code, err) == (2, "error: --follow: of a single run, got one one; name one run\n")
+    assert (code, err) == (2, "error: --follow: only for a single run, got one one; name one run\n")

@@ -79,7 +79,7 @@ def test_no_run_has_no_page_of_all_runs(tmp_path, repsim):
     assert not list(tmp_path.iterdir())
     code, _, err = repsim("report", "--output", str(tmp_path / "x.html"))
     assert code == 2
-    assert "--output: of runs that are named" in err
+    assert "--output: only for named runs" in err
 
 
 def test_the_page_of_all_runs_is_searched_and_sorted_in_a_browser(two_runs, opened):

@@ -180,7 +180,7 @@ def test_a_sweep_has_a_report_of_all_its_jobs(repsim, tmp_path):
     shown = repsim("show", "07-30-41-sweep")[1]
     assert "all values are those of" not in shown
     code, _, err = repsim("show", "07-30-41-sweep", "--follow")
-    assert (code, err) == (2, f"error: --follow: of a single run, got the sweep {sweep}; name one of its jobs\n")
+    assert (code, err) == (2, f"error: --follow: only for a single run, got the sweep {sweep}; name one of its jobs\n")
 
 
 @pytest.mark.parametrize(

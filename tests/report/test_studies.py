@@ -158,7 +158,7 @@ COURSE = Curve(
             [
                 "By gw, m parts into 2 groups of neighbouring layers (silhouette 0.61; without groups 0.20)",
                 "By gw, no groups of neighbouring layers of n are told from a gradient or from noise",
-                "By gw, o parts into 2 groups of neighbouring layers, no clearer than those of layers that wander at random "
+                "By gw, o parts into 2 groups of neighbouring layers, no clearer than those of a random walk over layers "
                 "(silhouette 0.50; without groups 0.20)",
             ],
         ),

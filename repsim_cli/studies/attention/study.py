@@ -238,7 +238,7 @@ class Attention(Study):
     def _record(
         self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: TokenTally
     ) -> None:
-        """Runs a model that is in memory no longer than that, and writes its maps into files."""
+        """Loads a model, writes its attention maps into files, and frees it."""
         label, names = reading.label, {name_window(window) for window in cut_sentence_windows(sequences, self.hardware)}
         if names <= set(recorder.entry.files):
             return

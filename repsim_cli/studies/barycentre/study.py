@@ -179,7 +179,7 @@ class Barycentre(StudyOfRows):
         for layer, x in zip(layers, whole, strict=True):
             if bool((x == x[0]).all()):
                 raise BadInput(
-                    f"options.depths: rows that differ have a shape, got one vector in all rows of {layer.name} of "
+                    f"options.depths: needs rows that differ, got one vector in all rows of {layer.name} of "
                     f"'{layer.model}'; leave it out"
                 )
         made = shapes.normalise_shapes(whole)

@@ -17,7 +17,7 @@ from repsim_cli.runs.content import Curve, Table
 
 Metrics = Mapping[str, float]
 TABLE = "classifiers"
-OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding
+OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is not understanding
 FIT = 8  # seeds of which a standard deviation says something
 DRAWS = 9999  # of as many seeds whose deviations are SPREAD apart
 SPREAD = 0.02  # a range of 0.1 over a hundred normal values; the hundred published seeds have twice that

@@ -145,7 +145,8 @@ def compare_feature_spaces(
     the paired decoder rows, and that under random pairings of the rows. None where fewer than four pairs are left.
 
     Features that correlate by chance have decoder rows that follow the same chance, so that random pairings of features
-    are no null: under each order of the rows of the second model features are paired anew, and as many pairs are kept.
+    are not a null: under each order of the rows of the second model features are paired anew, and as many pairs
+    are kept.
 
     orders: of the rows of the second model.
     """

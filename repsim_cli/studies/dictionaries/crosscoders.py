@@ -161,8 +161,8 @@ def _read_threshold(tensors: dict[str, Tensor], decoder: Float[Tensor, "s m d"])
     kind = int(tensors.get("code_normalization_id", torch.tensor(SUMMED)).item())
     if threshold.numel() != 1 or float(threshold) < 0 or kind not in (SUMMED, JOINED, UNSCALED):
         raise BadInput(
-            f"path: a threshold of all latents on summed, joined or plain norms is read, got {threshold.tolist()} with "
-            f"code_normalization_id {kind}; set the threshold first"
+            f"path: only one threshold for all latents, on summed, joined or plain norms, can be read, "
+            f"got {threshold.tolist()} with code_normalization_id {kind}; set the threshold first"
         )
     norms = decoder.norm(dim=2)
     scale = {SUMMED: norms.sum(0), JOINED: norms.square().sum(0).sqrt(), UNSCALED: torch.ones(decoder.shape[1])}

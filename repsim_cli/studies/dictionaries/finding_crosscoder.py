@@ -63,7 +63,7 @@ def _say_from_others(row: Any) -> str:
     reach = row["by chance, at most"]
     doubt = "" if share > reach else "; so their norms show nothing that the sides have in common"
     return (
-        f"; they stand in the rows of a side {share:.2f} times as strongly when the code reads the others alone "
+        f"; in the rows of a side they are {share:.2f} times as strong when the code reads the other sides alone "
         f"(chance at most {reach:.2f}){doubt}"
     )
 

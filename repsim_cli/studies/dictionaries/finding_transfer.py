@@ -69,7 +69,7 @@ def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
 
 
 def say_beyond(documents: int) -> float:
-    """Gives how many errors a difference over so many documents is told beyond.
+    """The number of standard errors beyond which a difference over `documents` documents counts.
 
     >>> round(say_beyond(8), 2), round(say_beyond(200), 2)
     (2.36, 1.97)

@@ -170,7 +170,7 @@ def _read_dictionary_config(file: Path) -> Config:
     except Unreadable as error:
         raise BadInput(f"path: {CONFIG} cannot be read, got {error}; write it again") from None
     if not isinstance(config, dict):
-        raise BadInput(f"path: {CONFIG} is no mapping, got {type(config).__name__}; write it again")
+        raise BadInput(f"path: {CONFIG} is not a mapping, got {type(config).__name__}; write it again")
     return config
 
 

@@ -17,13 +17,15 @@ from torch import Tensor
 from repsim_cli.engine.exchanges import draw_document_orders
 from repsim_cli.studies.dictionaries.crosscoders import Crosscoder
 
-DRAWS = 8  # of rows of elsewhere
+DRAWS = 8  # random pairings
 LEVEL = 0.01  # of chance
 
 
 class SharesFromOthers(NamedTuple):
-    """values: by side and latent; NaN where it is never active. drawn: what they are where the code has seen rows of
-    elsewhere alone, draw by draw."""
+    """How strong latents are on a side when the code reads the other sides alone.
+
+    values: by side and latent; NaN where it is never active. drawn: the same in random pairings, where the code reads
+    rows of other documents, draw by draw."""
 
     values: Float[np.ndarray, "s m"]
     drawn: Float[np.ndarray, "k s m"]
@@ -44,12 +46,12 @@ def compute_shares_from_others(
     seed: int,
     size: int,
 ) -> SharesFromOthers:
-    """Computes by side and latent how strongly it stands in the rows of the side where the code has seen those of the
-    other sides alone, as a share of where it has seen all: 0 where it has seen rows of elsewhere alone, in the mean of
-    DRAWS pairings.
+    """Computes, by side and latent, how strong the latent is in the rows of the side when the code reads the other
+    sides alone, as a share of its strength when the code reads all sides. 0 is its mean strength in DRAWS random
+    pairings, when the code reads rows of other documents.
 
-    A latent stands in rows as strongly as the least squares of the rows, less what all other latents say of them, by
-    its code times its direction on that side.
+    The strength is the coefficient, by least squares, of the latent's code times its direction on the side, in the
+    rows of the side less what all other latents give.
 
     rows: of every side, paired.
     documents: of the rows, which trade places as wholes.
@@ -80,7 +82,9 @@ def _measure_strengths(
     order: Tensor,
     size: int,
 ) -> Float[Tensor, " m"]:
-    """read: the rows of every side that the code is of, and whether they are paired with those of `own`."""
+    """Measures the strength of each latent on a side, as `compute_shares_from_others` defines it.
+
+    read: the rows of every side that the code reads, and whether they are paired with those of `own`."""
     direction = crosscoder.decoder[side]
     along, energy = torch.zeros(2, crosscoder.width, dtype=torch.float64)
     for start in range(0, len(own), size):

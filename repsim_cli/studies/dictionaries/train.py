@@ -68,8 +68,8 @@ class DictionaryRecipe:
 
 
 class Autoencoder(nn.Module):
-    """Encoders and decoders of one or several models with one code. What is no weight (`idle`: steps since a latent was
-    active) is a parameter without gradient, so that it is saved with the weights."""
+    """Encoders and decoders of one or several models with one code. What is not a weight (`idle`: steps since a latent
+    was active) is a parameter without gradient, so that it is saved with the weights."""
 
     def __init__(self, features: Sequence[int], width: int, seed: int):
         super().__init__()

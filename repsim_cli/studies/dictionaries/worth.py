@@ -61,8 +61,8 @@ def _has_meaning(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
 
 
 def check_told(told: Told, layer: str) -> None:
-    """Raises BadInput where nothing can be explained of a layer, RunFailed where what a dictionary says is no
-    number."""
+    """Raises BadInput where the rows of a layer do not vary, RunFailed where what a dictionary gives for them is not
+    finite."""
     squares, left = float(told.squares.sum()), float(sum(each.sum() for each in told.left.values()))
     if not squares > 0:
         raise BadInput(f"{layer}: its rows are all the same, got {int(told.rows.sum())} of them; leave it out")

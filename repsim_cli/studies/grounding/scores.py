@@ -43,10 +43,11 @@ class Truncated:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """m models at l layers of a hook point under a measure, larger is closer.
+    """The similarity of m models at l layers of a hook point under a measure; larger is closer.
 
-    similar: of layer i of a and layer j of b. groups: the number of each model's group. apart: by name, how far two
-    models are in something that is known, e.g. in accuracy. truncated: None where nothing was deleted.
+    similar: [a, b, i, j] of layer i of model a and layer j of model b. groups: the number of each model's group.
+    apart: by name, how far two models are in something that is known, e.g. in accuracy. truncated: None where nothing
+    was deleted.
     """
 
     similar: Float[np.ndarray, "m m l l"]

@@ -186,10 +186,10 @@ def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
 
 
 def make_curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
-    """Draws each quantity over the layers of a model, where two layers or more have one.
+    """Makes a curve of each quantity over the layers of each model in which two layers or more have a value.
 
-    rows: the layers of each model.
-    errors: the same, of standard errors.
+    rows: by model, a row of the table per layer.
+    errors: their standard errors.
     """
     for column, meant in MEANT.items():
         for model, layers in rows.items():

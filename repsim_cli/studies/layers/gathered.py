@@ -30,7 +30,7 @@ class OfLayer:
 
 
 def gather(stream: Iterator[RowBlock], counts: Int[np.ndarray, " N"], layers: int) -> list[OfLayer]:
-    """counts: how many rows each sequence gives; those without rows are no texts. A block has whole sequences."""
+    """counts: how many rows each sequence gives; those without rows are not texts. A block has whole sequences."""
     made, sizes, at = [OfLayer() for _ in range(layers)], counts[counts > 0], 0
     ends = sizes.cumsum()
     for first, rows in stream:

@@ -102,7 +102,7 @@ class Layers(Study):
         self.extract, self.hardware, self.k, self.without = given["extract"], given["hardware"], k, without
         if self.extract.unit != "token":
             raise BadInput(
-                f"extract.unit: the path of tokens through a text is looked at, got {self.extract.unit}; use token "
+                f"extract.unit: the study follows tokens through a text, got {self.extract.unit}; use token "
                 "(extract=texts)"
             )
         if not given["model"]:

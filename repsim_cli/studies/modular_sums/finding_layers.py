@@ -147,7 +147,7 @@ def attention_makes_the_first_differences(models: TrainedLayers) -> Weighed | Un
         return Untestable("no attention map is among the layers")
     at = attention[:-1] | attention[1:]
     if len(attention) < 3 or at.all():
-        return Untestable("needs three layers, and two in a row that are no attention map")
+        return Untestable("needs three layers, and two in a row that are not attention maps")
     steps = [x.diagonal(1) for x in models.apart[ONE_SUM]]
     gaps = [float(each[at].mean() - each[~at].mean()) for each in steps]
     # seeds may share large steps that are anywhere: no shift of the attention maps along the layers does as well

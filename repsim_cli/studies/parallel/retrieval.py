@@ -16,7 +16,7 @@ from repsim_cli.data.base import Sequences
 
 BLOCK = 1024  # rows whose cosines with all others are held at a time
 SAME = 1e-6  # cosines that differ by less are equal: rows are float32
-LEAST = 700.0  # -log of the smallest p that is given: smaller ones are no numbers
+LEAST = 700.0  # -log of the smallest p that is given: smaller ones are not numbers
 Rows = Float[Tensor, "n d"] | csr_array
 
 
@@ -92,7 +92,7 @@ def _share_nearest(x: Any, y: Any, rows: Int[np.ndarray, " b"]) -> Float[Tensor,
 
 
 def bound_retrieval_p(unique: int) -> float:
-    """Bounds the p of so many rows that find their pair: at most so large, whatever the rows are.
+    """Bounds from above, whatever the rows are, the p of `unique` rows that find their pair.
 
     Under random pairings k given rows all find their pairs with probability (n - k)! / n! at most, so that k or more
     of n do with 1 / k! at most (Markov's inequality for the number of sets of k such rows).

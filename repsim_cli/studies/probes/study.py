@@ -63,8 +63,8 @@ class Probes(StudyOfRows):
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
         row, or one whole number; null: the labels of the data.
     labels: which labels of the data; null: all in which the rows differ.
-    keep_together: labels of the data that are no target; documents with the same one, such as `group`, are on the same
-        side of every split; null: each document is drawn for itself.
+    keep_together: labels of the data that are not targets; documents with the same one, such as `group`, are on the
+        same side of every split; null: each document is drawn for itself.
     probes: which of linear_regression (of numbers), linear_classification (least squares on indicators of the classes),
         ridge_classification (the same, with a penalty chosen by leaving out rows), logistic_classification,
         mlp_regression and mlp_classification; null: ridge_classification.
@@ -115,7 +115,7 @@ class Probes(StudyOfRows):
             if name not in PROBES:
                 raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")
             if targets is None and PROBES[name].task == "number":
-                raise BadInput(f"options.probes: labels of the data are no numbers, got {name}; use a classification")
+                raise BadInput(f"options.probes: labels of the data are not numbers, got {name}; use a classification")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
         self.extraction = make_extraction(given)

@@ -245,7 +245,7 @@ def _draw_feature_maps(run: Finished, kept: Sequence[Matrix]) -> Any:
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
     what = f"first image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
     bars = f"bars: how far a layer is from the one before ({rows:,} images)"
-    marks = "triangles: where a segment begins, hollow where segments are no clearer than of layers that wander"
+    marks = "triangles: where a segment begins, hollow where segments are no clearer than a random walk's"
     set_headline(figure, "What the layers see of an image, and where they change", what, f"{bars}; {marks}")
     return figure
 

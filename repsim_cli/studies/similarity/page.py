@@ -46,7 +46,7 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
             parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
             clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
             found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
-            doubt = ", no clearer than those of layers that wander at random" if row.get(BEYOND_WALKS) == "no" else ""
+            doubt = ", no clearer than those of a random walk over layers" if row.get(BEYOND_WALKS) == "no" else ""
             yield model, f"{found}{doubt} ({clear})" if clear else found + doubt
 
 

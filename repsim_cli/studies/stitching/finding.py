@@ -162,7 +162,7 @@ def warn_of_unpaired(kinds: Kinds) -> Iterator[str]:
     paired = {label for pair in _pair_models_by_depth(kinds) for label in pair.values()}
     alone = [label for label, kind in kinds.items() if kind.startswith(("gelu", "solu")) and label not in paired]
     if paired and alone:
-        yield f"not in the claims, for want of a partner of equal depth and the other activation: {', '.join(alone)}"
+        yield f"left out of the claims, since no model of equal depth has the other activation: {', '.join(alone)}"
 
 
 @analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=draw_figures)

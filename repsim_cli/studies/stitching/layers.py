@@ -117,7 +117,8 @@ def start_at_least_squares(layer: nn.Sequential, kind: Layers, moments: PairedSu
 
 
 def _set_orthogonal(linear: Any, weights: Tensor, bias: Tensor) -> None:
-    """The weights of an orthogonal map are no parameter: its parameters follow from the tensor that they are set to."""
+    """The weights of an orthogonal map are not a parameter: its parameters follow from the tensor that they
+    are set to."""
     weights = weights.to(linear.bias)
     linear.weight = weights if is_parametrized(linear) else nn.Parameter(weights)
     linear.bias.copy_(bias)

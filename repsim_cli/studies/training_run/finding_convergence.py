@@ -88,7 +88,7 @@ def larger_models_converge_earlier(curves: Sequence[Curve]) -> Weighed | Untesta
 )
 def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untestable:
     """Earlier layers converge faster to their final state than later ones."""
-    # curves of one model share its layers, and are no cases of their own
+    # curves of one model share its layers, and are not cases of their own
     by_model: dict[tuple[str, int], list[np.ndarray]] = {}
     for curve in select_to_last(curves):
         means = [float(np.mean([v for v in line[:-1] if v is not None])) for line in curve.lines.values()]

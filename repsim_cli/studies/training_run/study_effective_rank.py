@@ -75,7 +75,7 @@ class EffectiveRank(Study):
             )
         if attention == "circuit" and gradients:
             raise BadInput(
-                "options.gradients: W_O W_V is no parameter and has no gradient, got attention=circuit; "
+                "options.gradients: W_O W_V is not a parameter and has no gradient, got attention=circuit; "
                 "set options.gradients=false, or attention=heads"
             )
         if tuple(extract.hook_points) != WRITERS or extract.layers != "all":

@@ -190,7 +190,7 @@ def _find_largest_values(values: np.ndarray, least: float, text: Callable[[int],
 
 
 def encode_json(value: Any) -> Tensor:
-    """Encodes a value that is no number (as JSON) into a tensor of bytes, since the cache holds tensors."""
+    """Encodes a value that is not a number (as JSON) into a tensor of bytes, since the cache holds tensors."""
     return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
 
 

@@ -49,7 +49,7 @@ OUTPUTS = [
 BINS = 60
 LEAST = 1e-8  # nats that the histogram shows; smaller divergences are rounding
 NAMED, TICKS, MOST = 3, 12, 8  # names in a sentence, blocks along an axis, models of a figure
-LITTLE = 0.05  # of the change of all rows, below which their mean is no direction that they share
+LITTLE = 0.05  # of the change of all rows, below which their mean is not a direction that they share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def say_changed_blocks(blocks: ChangedBlocks, outside: Sequence[tuple[str, float
         parts.append(f"{name_blocks(blocks.rounded)}: the base's weights, rounded to 16 bits")
     within = [block for block in blocks.unchanged if blocks.weights[block]]
     if within:
-        parts.append(f"{name_blocks(within)}: other weights, whose own change is within rounding")
+        parts.append(f"{name_blocks(within)}: other weights, but their own change is within rounding")
     untouched = [block for block in blocks.unchanged if block not in within]
     if untouched:
         everywhere = len(untouched) == len(blocks.own)

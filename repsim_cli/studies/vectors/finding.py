@@ -28,7 +28,7 @@ from repsim_cli.studies.vectors.scores import (
 )
 
 Row = Mapping[str, Any]
-BESIDE = (BY_CHANCE, AS_THEY_ARE, BEFORE, RENEWED)  # what is no map
+BESIDE = (BY_CHANCE, AS_THEY_ARE, BEFORE, RENEWED)  # what is not a map
 OF = "95 % over held-out documents"
 PANEL, GAPS = (2.9, 1.9), (0.6, 0.75)  # inches
 

@@ -27,7 +27,7 @@ class MapFit(NamedTuple):
 
 
 class Centred(NamedTuple):
-    """Rows without their means, and the singular vectors of x as far as they are no rounding."""
+    """Rows without their means, and the singular vectors of x as far as they are not rounding."""
 
     x: From
     y: To

@@ -135,7 +135,7 @@ class VectorMaps(StudyOfRows):
         pairs = []
         for pair in layers:
             if len(pair) != 2:
-                raise BadInput(f"options.layers: pairs of layers, got {pair}; e.g. [[resid_post@3,resid_post@3]]")
+                raise BadInput(f"options.layers: not a pair of layers, got {pair}; e.g. [[resid_post@3,resid_post@3]]")
             for name, place in zip(pair, (old, new), strict=True):
                 if name not in names[place]:
                     raise BadInput(f"options.layers: not read, got '{name}'; {did_you_mean(name, names[place])}")

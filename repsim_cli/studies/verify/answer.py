@@ -140,7 +140,7 @@ class Answer:
         return self.quantised if self.differences else ""
 
     def _layout(self) -> str:
-        """Says what is another inside models that are the same function."""
+        """Says what differs inside models that are the same function."""
         differ = self.weights.get("differ", [])
         if self._list_parts() or self.quantised or not (self.inside or differ):
             return ""

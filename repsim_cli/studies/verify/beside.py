@@ -45,7 +45,7 @@ def compare_dumps(first: Dump, second: Dump, labels: tuple[str, str]) -> Answer:
 def find_different_token(
     reference: Sequence[Sequence[int]], candidate: Sequence[Sequence[int]], labels: tuple[str, str]
 ) -> Difference | None:
-    """The first token that is another. Raises BadInput where there are not as many sequences."""
+    """The first token that differs. Raises BadInput where there are not as many sequences."""
     if len(reference) != len(candidate):
         raise BadInput(
             f"{labels[1]}: not comparable, got {len(candidate)} sequences for {len(reference)} of {labels[0]}; give "

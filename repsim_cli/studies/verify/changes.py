@@ -41,8 +41,8 @@ def name_weight_change(
         return "transposed", "its weights are transposed"
     if x.ndim == 1 and name.endswith("bias"):
         changed = int((x != y).sum())
-        few = f"{changed} of the {len(x)} values of its bias {'is another' if changed == 1 else 'are others'}"
-        return "offset", few if changed <= len(x) / 2 else "it has another bias"
+        few = f"{changed} of the {len(x)} values of its bias {'differs' if changed == 1 else 'differ'}"
+        return "offset", few if changed <= len(x) / 2 else "its bias differs"
     if x.ndim == 1 and "norm" in name and (abs(y - x).sub(1).abs() < EXACT).all():
         return "gain", "its weights are off by 1: it multiplies by w, not by 1 + w, or the other way round"
     if x.ndim == 2:
@@ -58,7 +58,7 @@ def _name_matrix_change(x: Tensor, y: Tensor, unit: float) -> Named | None:
     """Names what was done to a matrix. unit: the rounding of the weights, which is all that a factor may leave."""
     off = (y - x).abs()
     if int((off > 1e-3 * off.max()).sum()) == 1:
-        return "weight", "one of its weights is another"
+        return "weight", "one of its weights differs"
     if not y.any():
         return "factor", "its weights are zero"
     factor = float((x * y).sum() / x.square().sum())
@@ -99,7 +99,7 @@ def _name_row_changes(what: str, x: Tensor, y: Tensor, unit: float) -> Named | N
         nearest = torch.cdist(others, x).argmin(1)
         if _have_same_numbers(x[nearest], others):
             return "rows", f"{said} {be} those of {what}s {_say_numbers(nearest.unique().tolist())}"
-    return "rows", f"{said} {'is another' if count == 1 else 'are others'}"
+    return "rows", f"{said} {'differs' if count == 1 else 'differ'}"
 
 
 def _say_places(what: str, hit: Tensor) -> str:
@@ -114,14 +114,14 @@ def _say_numbers(numbers: list[int]) -> str:
     """Says runs of ascending numbers, the first few.
 
     >>> _say_numbers([3, 4, 5, 9]), _say_numbers([1, 3, 5, 7, 8])
-    ('3 to 5, 9', '1, 3, 5 and 2 others')
+    ('3 to 5, 9', '1, 3, 5 and 2 more')
     """
     known = {*numbers}
     starts = [number for number in numbers if number - 1 not in known]
     ends = [number for number in numbers if number + 1 not in known]
     runs = [f"{low} to {high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True)]
     left = sum(high - low + 1 for low, high in zip(starts[SHOWN:], ends[SHOWN:], strict=True))
-    return ", ".join(runs[:SHOWN]) + (f" and {left} other{'s' * (left > 1)}" if left else "")
+    return ", ".join(runs[:SHOWN]) + (f" and {left} more" if left else "")
 
 
 def _are_permuted(x: Tensor, y: Tensor) -> bool:
@@ -151,7 +151,7 @@ def _name_clipping(x: Tensor, y: Tensor) -> Named | None:
 def _name_few_changes(x: Tensor, y: Tensor) -> Named | None:
     """Recognises few changed weights, with all others as they were."""
     changed = int((x != y).sum())
-    return ("weight", f"{changed:,} of its {x.numel():,} weights are others") if changed <= FEW * x.numel() else None
+    return ("weight", f"{changed:,} of its {x.numel():,} weights differ") if changed <= FEW * x.numel() else None
 
 
 def _name_steps(x: Tensor, y: Tensor) -> Named | None:
@@ -177,7 +177,7 @@ def _name_rank(x: Tensor, y: Tensor, unit: float) -> Named | None:
         return "rank", f"its weights have rank {now} of {most}, where they had a higher one"
     # what takes one direction out is told from the error
     if 1 < change <= most / 4 and change < WIDEST:
-        what = "an adapter is missing, merged twice or scaled otherwise"
+        what = "an adapter is missing, merged twice or scaled"
         return "adapter", f"its weights differ by a matrix of rank {change} of {most}: {what}"
     return None
 

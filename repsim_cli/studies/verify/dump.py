@@ -301,7 +301,7 @@ def _read_text_column(name: str | None, usual: Sequence[str], integers: Mapping[
     if found is None:
         return None
     if found not in integers:
-        raise BadInput(f"{usual[0]}: no array of text or whole numbers, got '{found}'; name another")
+        raise BadInput(f"{usual[0]}: not an array of text or whole numbers, got '{found}'; name another")
     return [str(each) for each in integers[found]()]
 
 

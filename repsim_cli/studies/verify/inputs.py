@@ -29,7 +29,7 @@ PROBES = {
 @dataclass(frozen=True)
 class Batch:
     """Inputs of a pass. given: by the names of the model's arguments, the only one by "" where it has none. mask: what
-    is no padding."""
+    is not padding."""
 
     name: str
     given: Mapping[str, Any]

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "squared ReLU": lambda x: F.relu(x).square(),
     "none": lambda x: x,
 }
-SAME = 1e-3  # of the norm: less is no difference, beside that of the shapes
+SAME = 1e-3  # of the norm: less is not a difference, beside that of the shapes
 PART = 1e-6  # of the energy of one coefficient: others are zero
 OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
 Named = tuple[str, str]
@@ -68,12 +68,12 @@ def _say_shapes(candidate: Tensor, reference: Tensor) -> str:
     both = min(width, wanted)
     kept = reference[..., :both].double()
     agree = (candidate[..., :both].double() - kept).norm() < SAME * kept.norm()
-    return f"{said}: the first {both} features are {'the same' if agree else 'others'}"
+    return f"{said}: the first {both} features {'are the same' if agree else 'differ'}"
 
 
 def _name_common_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.is_(e.e.mean(0).expand_as(e.e)) and len(e.e) > 3:
-        yield "offset", "an offset that is the same for all tokens: a bias is missing or another"
+        yield "offset", "an offset that is the same for all tokens: a bias is missing or differs"
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         coarse, exact = (torch.equal(x.to(dtype).double(), x) for x in (e.c, e.r))
         if e.relative < 1e-2 and coarse and not exact:
@@ -81,7 +81,7 @@ def _name_common_errors(e: ErrorTensors) -> Iterator[Named]:
     factor = float((e.e * e.r).sum() / e.r.square().sum().clamp_min(1e-300))
     if e.is_(factor * e.r):
         if abs(factor + 2) < 1e-3:
-            yield "sign", "the sign is another"
+            yield "sign", "all values have the opposite sign"
         if abs(factor + 1) < 1e-6:
             yield "factor", "all of its values are zero"
         yield "factor", f"all values are multiplied by {1 + factor:.6g}"
@@ -136,11 +136,11 @@ def _find_moved(e: ErrorTensors) -> Iterator[Named]:
         yield "permuted", f"{int(moved.sum())} of {len(place)} features are at other places: heads, neurons or halves"
     flipped = ((c * r).sum(0) < -1 + 1e-6) & e.hit
     if flipped.sum() > 0 and bool((flipped == e.hit).all()):
-        yield "sign", f"the sign of {int(flipped.sum())} of {len(place)} features is another"
+        yield "sign", f"{int(flipped.sum())} of {len(place)} features have the opposite sign"
 
 
 def _rank(e: ErrorTensors) -> Iterator[Named]:
-    """Recognises other weights: not where the error is no linear function of what enters, or is in few values."""
+    """Recognises other weights: not where the error is not a linear function of what enters, or is in few values."""
     if e.linear is False or (e.e.abs() > 1e-6 * e.e.abs().max()).double().mean() < 0.9:
         return
     most = min(*e.e.shape, *(e.x.shape[1:] if e.x is not None else ()))
@@ -159,11 +159,11 @@ def _rank(e: ErrorTensors) -> Iterator[Named]:
             if lost <= most / 4:
                 yield (
                     "part",
-                    f"what {lost} of the {len(energy)} features that enter give is another: of a head or neuron",
+                    f"what {lost} of the {len(energy)} input features contribute differs: those of a head or neuron",
                 )
-        yield "adapter", f"the error has rank {rank} of {most}: an adapter is missing, merged twice or scaled otherwise"
+        yield "adapter", f"the error has rank {rank} of {most}: an adapter is missing, merged twice or scaled"
     if e.relative < 0.2 and rank > most / 2:
-        yield "noise", "noise in all directions: coarser weights, or others near them"
+        yield "noise", "noise in all directions: coarser weights, or weights close to them"
     if e.relative > 0.7:
         yield "weights", "other weights"
 
@@ -210,13 +210,13 @@ def _name_activation_errors(e: ErrorTensors) -> Iterator[Named]:
         made = {name: f(e.x) for name, f in ACTIVATIONS.items()}
         best = max(made, key=lambda name: e.explain(made[name] - e.r))
         if e.gives(made[best]):
-            yield "activation", f"the activation function is another: it is {best}"
+            yield "activation", f"the activation function differs: it is {best}"
     yield from _name_common_errors(e)
     order = e.r.flatten().argsort()
     sorted_e = e.e.flatten()[order]
     steps = (sorted_e[1:] - sorted_e[:-1]).square().mean() / (2 * sorted_e.var()).clamp_min(1e-300)
     if steps < 0.1:
-        yield "activation", "the activation function is another"
+        yield "activation", "the activation function differs"
 
 
 def _name_score_errors(e: ErrorTensors) -> Iterator[Named]:
@@ -238,18 +238,18 @@ def _mask(finding: Finding, newly: Tensor, c: Tensor) -> str:
     mask = finding.batch.mask
     places = mask.nonzero()
     if newly.shape[0] != len(places) or newly.shape[-1] != mask.shape[1]:
-        return "the mask is another"
+        return "the mask differs"
     seen = newly & (c > MASKED)
     token, _, key = seen.nonzero(as_tuple=True)
     if not len(token):
         return "the mask hides more than the reference's"
     if not bool(mask[places[token, 0], key].any()):
-        return "the mask is another: padding is attended to"
+        return "the mask differs: padding is attended to"
     if bool((key > places[token, 1]).any()):
-        return "the mask is another: later tokens are seen"
+        return "the mask differs: later tokens are seen"
     if not bool(mask[places[token, 0], key].all()):
-        return "the mask is another: padding is attended to"
-    return "the mask is another: a window is missing or has another length"
+        return "the mask differs: padding is attended to"
+    return "the mask differs: a window is missing or its length differs"
 
 
 def _cap(e: ErrorTensors) -> str | None:
@@ -286,7 +286,7 @@ def _name_rotated_errors(e: ErrorTensors) -> Iterator[Named]:
         yield "rotary", _find_angles(e)
 
 
-OPPOSITE = "rotated by the opposite angles: the sign of the rotation is another"
+OPPOSITE = "rotated by the opposite angles: the rotation has the opposite sign"
 TURNS = {-2: OPPOSITE, -1: "not rotated", 1: "rotated by twice the angles"}
 """By the angle of the fastest pair, which turns by 1 for each place."""
 
@@ -322,7 +322,7 @@ def _name_rotary_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.is_(-2 * e.r):
         yield "rotary", OPPOSITE
     first = e.e[0].norm() < 1e-6 * e.e.norm()
-    yield "rotary", f"rotary angles are others{', more so at later positions: base or scaling' if first else ''}"
+    yield "rotary", f"rotary angles differ{', more so at later positions: base or scaling' if first else ''}"
 
 
 def _name_embedding_errors(e: ErrorTensors) -> Iterator[Named]:
@@ -342,14 +342,14 @@ def _name_embedding_errors(e: ErrorTensors) -> Iterator[Named]:
         tokens = sorted({int(ids[row]) for row in rows})
         if not {*tokens} & {int(ids[row]) for row in range(len(ids)) if row not in set(rows)}:
             shown = ", ".join(map(str, tokens[:5]))
-            yield "rows", f"rows of the embeddings are others: of {len(tokens)} tokens ({shown})"
+            yield "rows", f"rows of the embeddings differ: those of {len(tokens)} tokens ({shown})"
     yield from _name_common_errors(e)
     yield from (named for named in _rank(e) if named[0] != "adapter")
 
 
 def _name_position_errors(e: ErrorTensors) -> Iterator[Named]:
     yield from _name_common_errors(e)
-    yield "positions", "other rows of the table of positions"
+    yield "positions", "rows of the table of positions differ, or others are read"
 
 
 def _name_block_errors(e: ErrorTensors) -> Iterator[Named]:
@@ -390,7 +390,7 @@ RULES: dict[str, Callable[[ErrorTensors], Iterator[Named]]] = {
     "positions": _name_position_errors,
     "block": _name_block_errors,
     "logits": _name_logit_errors,
-    "router": lambda _: iter([("router", "the scores of the router are others")]),
+    "router": lambda _: iter([("router", "the scores of the router differ")]),
     "experts": lambda _: iter([("experts", "the experts give other values on the same choice")]),
     "sum": _name_common_errors,
     "sketch": _name_sketch_errors,

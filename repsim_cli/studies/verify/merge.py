@@ -76,7 +76,7 @@ def _name_kind(
 ) -> tuple[str, str]:
     """Names the kind of a fault, and says what is known of it: by its error, or by its weights, which say more.
 
-    start: of the names of its weights. differ: those that are others.
+    start: how the names of its weights begin. differ: the names of those that differ.
     """
     assert found.about is not None
     kind, about = found.about.kind, found.about.sentence
@@ -88,10 +88,10 @@ def _name_kind(
     alone = any(name.startswith(start) for name in (*tensors.only_reference, *tensors.only_candidate))
     same = f"{start}weight" in theirs and bool(tensors.common) and not differ and not alone
     if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not found.about.linear):
-        what = ", and its weights are the same: other things are done with them" if same else ""
+        what = ", and its weights are the same: what is computed with them differs" if same else ""
         kind, about = UNNAMED, f"no rule fits{what} (off by {found.judged.relative:.2g} of the norm)"
     if kind == "tokens" and differ:
-        kind, about = "rows", f"rows of the embeddings are others ({found.judged.relative:.2g} of the norm)"
+        kind, about = "rows", f"rows of the embeddings differ ({found.judged.relative:.2g} of the norm)"
     if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
         kind, about = (kind, said[1]) if table_of_rows and said[0] in ("rows", "permuted") else said
     if lost := [f"{name} holds {said}" for name in differ if (said := weights.say_not_finite(theirs[name]))]:

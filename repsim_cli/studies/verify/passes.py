@@ -238,7 +238,7 @@ def _check_finite(tensors: Tensors, label: str) -> None:
 def _check_outputs(outs: Sequence[Tensor], label: str) -> None:
     """Raises BadInput where no row of any output tells anything."""
     if not any(torch.isfinite(out).any() for out in outs):
-        raise BadInput(f"{label}: its output is finite nowhere on this input; give input of which it is")
+        raise BadInput(f"{label}: no value of its output is finite on this input; give other input")
 
 
 def _check_repeats(outs: Sequence[Tensor], model: nn.Module, label: str) -> None:

@@ -15,12 +15,12 @@ HALF = 0.9 * torch.finfo(torch.float16).min  # the same of a precision that ends
 
 @dataclass(frozen=True)
 class Places:
-    """The rows of a batch: which places of (batch, position) are no padding."""
+    """The rows of a batch: which places of (batch, position) are not padding."""
 
     mask: Bool[Tensor, "b s"]
 
     def tokens(self, x: Tensor) -> tuple[Float[Tensor, "n parts d"], bool]:
-        """Takes what belongs to the tokens that are no padding, in order; says whether x is ordered by token at all."""
+        """Takes what belongs to tokens that are not padding, in order; says whether x is ordered by token at all."""
         mask = self.mask.to(x.device)
         batch, length = mask.shape
         if x.ndim > 2 and x.shape[0] != batch and x.shape[0] % batch == 0 and x.shape[1] == length:
@@ -92,7 +92,7 @@ def zero_masked_values(x: Tensor) -> Tensor:
 
 
 def have_same_values(x: Tensor, y: Tensor) -> bool:
-    """Tells whether two tensors have the same values, of which those that are no numbers are alike."""
+    """Tells whether two tensors have the same values, of which those that are not numbers are alike."""
     if torch.equal(x, y):
         return True
     lost = torch.isnan(x)

@@ -145,7 +145,7 @@ class Saved:
             a, b = self.sketches[name], sketch_weights(theirs[name])
             size = max(a[1], b[1]) ** 0.5
             off = max(abs(a[i] - b[i]) for i in (0, 2)) / max(size * theirs[name].numel() ** 0.5, 1e-30)
-            if not (off <= SAME and abs(a[1] - b[1]) <= SAME * max(a[1], b[1])):  # NaN is no sum either
+            if not (off <= SAME and abs(a[1] - b[1]) <= SAME * max(a[1], b[1])):  # NaN is not a sum either
                 differ.append((name, 0, theirs[name].numel(), off if math.isfinite(off) else 1e30))
         return weights.Tensors(len(shared), differ, [], [])
 

@@ -31,7 +31,7 @@ def _make_fixed_signs(width: int) -> Float[Tensor, "d k"]:
 
 
 def sketch_rows(x: Tensor, places: Places) -> Float[Tensor, "n parts kept"]:
-    """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
+    """Sketches the rows that are not padding: their projections and, last, their norms, in float32, which adds less
     than half of a rounding."""
     rows = zero_masked_values(raise_precision(places.tokens(x)[0])).double()
     return torch.cat([rows @ _make_fixed_signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()

@@ -167,7 +167,7 @@ def _collect_findings(seen: Passes, units: Sequence[ModelUnit], *, from_file: bo
 
 
 def _record_weights(tensors: weights.Tensors) -> dict[str, Any]:
-    """Lists the weights that are others or in one model alone, and counts those that both have."""
+    """Lists the weights that differ or are in one model alone, and counts those that both have."""
     return {
         "common": tensors.common,
         "differ": list(tensors.differ),
@@ -181,7 +181,7 @@ def _record_weights(tensors: weights.Tensors) -> dict[str, Any]:
 def _is_other_checkpoint(
     differences: Sequence[Difference], units: Sequence[ModelUnit], tensors: weights.Tensors
 ) -> bool:
-    """Tells whether all weights are others: by their common names, or, without any, by the kind of the first error."""
+    """Tells whether all weights differ: by their common names, or, without any, by the kind of the first error."""
     blocks = {unit.key for unit in units if unit.block is not None}
     if not differences or differences[0].relative <= OTHER or not blocks < {each.unit for each in differences}:
         return False
@@ -268,7 +268,7 @@ def find_unseen_differences(
                 place=place,
                 point=None,
                 kind="weights",
-                about=f"{name} is another, by {size:.2g} of a row, and no input here makes use of what differs",
+                about=f"{name} differs, by {size:.2g} of a row, and no input here uses the part that differs",
                 relative=size,
                 times=0.0,
                 agree=0,

@@ -181,7 +181,7 @@ def compare_tokenizers(reference: Any, candidate: Any, texts: Sequence[str]) -> 
     if other is not None:
         return other, []
     if not whole:
-        said = f"of the tokenizers the vocabularies are compared alone; token ids equal on {words} words of the text"
+        said = f"of the tokenizers, only the vocabularies are compared; token ids equal on {words} words of the text"
         return None, [said]
     ours, theirs = a.get("", {}), b.get("", {})
     if ours == theirs:
@@ -209,7 +209,7 @@ def compare_with_digests(
         return None, [equal]
     differ = [name for name in saved if saved[name] != own[name]]
     if tables := [name for name in differ if name]:
-        about = f"the tokenizers differ: the {' and the '.join(tables)} are others; {equal}"
+        about = f"the tokenizers differ: the {' and the '.join(tables)} are not the same; {equal}"
         return make_difference(about, inputs=()), []
     return None, [f"{SET_UP}; {equal}"] if differ else []
 

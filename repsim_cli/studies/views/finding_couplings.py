@@ -48,7 +48,7 @@ def measure_diagonal_mass(coupling: Square) -> float:
 
 
 def find_fixed_tail(kept: int, n: int) -> float:
-    """Finds how often a random permutation of n keeps at least so many in place.
+    """Computes the probability that a random permutation of n leaves at least `kept` in place.
 
     >>> [round(find_fixed_tail(kept, 3), 3) for kept in range(5)]
     [1.0, 0.667, 0.167, 0.167, 0.0]

@@ -396,5 +396,5 @@ def test_what_attention_maps_have_no_use_for(repsim):
         "error: extract.estimate: attention is compared over all sentences at once, got moments; use full"
     )
     assert repsim("run", *words, "significance=permutation")[2].startswith(
-        "error: significance: the study attention tests none, got permutation; use significance=none"
+        "error: significance: the study attention tests no significance, got permutation; use significance=none"
     )

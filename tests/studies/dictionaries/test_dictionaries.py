@@ -254,7 +254,7 @@ def test_folders_that_hold_no_dictionary_are_refused(tmp_path):
         load(tmp_path / "other")
     folder = written(tmp_path / "list", {})
     (folder / "cfg.json").write_text("[]")
-    with pytest.raises(BadInput, match="path: cfg.json is no mapping, got list; write it again"):
+    with pytest.raises(BadInput, match="path: cfg.json is not a mapping, got list; write it again"):
         load(folder)
     (folder / "cfg.json").write_text("{")
     with pytest.raises(BadInput, match="path: cfg.json cannot be read, got .*; write it again"):

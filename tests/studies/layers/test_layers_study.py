@@ -195,7 +195,7 @@ def test_documents_of_losses_are_counted(repsim, newest, headed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["extract.unit=mean"], "extract.unit: the path of tokens through a text is looked at, got mean; use token (extract=texts)"),
+        (["extract.unit=mean"], "extract.unit: the study follows tokens through a text, got mean; use token (extract=texts)"),
         (["extract.sequences=10"], "extract.sequences: an intrinsic dimension needs 40 texts, got 10; read more"),
         (["options.k=0"], "options.k: wrong value, got 0; give greater than or equal to 1"),
         (["options.k=40"], "options.k: neighbours 40 and 80 are needed, the data have 60 texts; lower it, or read more texts"),

@@ -289,7 +289,7 @@ def test_words_are_in_the_question_and_in_an_example(repsim):
 
 
 def test_equal_words_have_no_p(repsim, newest, spelled, tmp_path):
-    """Equal words are chosen because they are equal, so that random pairings are no null."""
+    """Equal words are chosen because they are equal, so that random pairings are not a null."""
     pairs, links = sentences()
     path, _ = write(tmp_path, pairs, links)
     code, _, err = repsim(*RUN, model(spelled), path, "data.alignment=same")

@@ -38,7 +38,7 @@ GIVEN = {
         ({"model": {"t": MODELS["t"]}}, "model: no model to probe is selected, got the targets alone; e.g. model="),
         ({"model": {"t": MODELS["t"]}, "targets": None}, "options.targets: the labels of the data need a model that is run on it, got stored"),
         ({"labels": ["label"]}, r"options.labels: targets are stored, got \['label'\] beside 't'; drop one"),
-        ({"targets": None}, "options.probes: labels of the data are no numbers, got linear_regression; use a class"),
+        ({"targets": None}, "options.probes: labels of the data are not numbers, got linear_regression; use a class"),
         ({"targets": "m"}, "options.targets: no stored representations of this name, got 'm'; "),
         ({"model": {"m": MODELS["m"]}}, "options.targets: no stored .* got 't'; select one, e.g. modsum_targets"),
         ({"probes": []}, "options.probes: none is selected; choose of linear_regression, "),

@@ -317,7 +317,7 @@ def test_directions_and_claims():
 
 def test_models_without_a_partner_are_named():
     kinds = {**KINDS, "plain": "relu, 3 blocks"}
-    want = "not in the claims, for want of a partner of equal depth and the other activation:"
+    want = "left out of the claims, since no model of equal depth has the other activation:"
     assert list(warn_of_unpaired(kinds)) == [f"{want} h, big"]
     assert list(warn_of_unpaired({"g": kinds["g"], "s": kinds["s"]})) == []
     assert list(warn_of_unpaired({"g": kinds["g"], "h": kinds["h"]})) == []  # no pair: the claims say so

@@ -321,7 +321,7 @@ def test_gaps_are_gaps_in_every_curve(repsim, newest, folder):
     [
         (["analyses.ranks.early_similarity=1.5"], "analyses.ranks.early_similarity: wrong value, got 1.5; give less than or equal to 1"),
         (["analyses.ranks.large_gradients=-0.1"], "analyses.ranks.large_gradients: wrong value, got -0.1; give greater than or equal to 0"),
-        (["options.attention=circuit"], "options.gradients: W_O W_V is no parameter and has no gradient, got attention=circuit"),
+        (["options.attention=circuit"], "options.gradients: W_O W_V is not a parameter and has no gradient, got attention=circuit"),
         (["options.normaliser=max"], "options.normaliser: wrong value, got 'max'; give 'min' or 'H'"),
         (["measure=[cka,rsa]"], "measure: one measure says which layers are early, got ['cka', 'rsa']; e.g. [cka]"),
         (["measure=[procrustes]"], "measure: early layers have a large similarity, got the distance procrustes; e.g. [cka]"),

@@ -221,7 +221,7 @@ def test_the_sentence():
     )
     assert said == (
         "block 0: own change 0.2; block 3: the base's weights, rounded to 16 bits; "
-        "block 1: other weights, whose own change is within rounding; blocks 2, 4: none above rounding"
+        "block 1: other weights, but their own change is within rounding; blocks 2, 4: none above rounding"
     )
     none = ChangedBlocks(own=[0.0] * 2, weights=[0.0] * 2, above=[], rounded=[], **more)
     assert say_changed_blocks(none, []) == "no block changes anything above rounding"

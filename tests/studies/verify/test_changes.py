@@ -34,7 +34,7 @@ CHANGES = {
         lambda w: _change_some(w, slice(20, None), 0.0),
         ("rows", "rows 20 to 95 of its weights are zero"),
     ),
-    "another row": (lambda w: _change_some(w, 7, torch.ones(64)), ("rows", "row 7 of its weights is another")),
+    "another row": (lambda w: _change_some(w, 7, torch.ones(64)), ("rows", "row 7 of its weights differs")),
     "copied rows": (
         lambda w: _change_some(w, slice(8, 16), w[:8].clone()),
         ("rows", "rows 8 to 15 of its weights are those of rows 0 to 7"),
@@ -59,14 +59,14 @@ CHANGES = {
     "cut": (lambda w: w.clamp(-1, 1), ("clipped", None)),
     "few": (
         lambda w: _change_some(w, (torch.arange(5), torch.arange(5)), 9.0),
-        ("weight", "5 of its 6,144 weights are others"),
+        ("weight", "5 of its 6,144 weights differ"),
     ),
     "lower rank": (_lower_rank, ("rank", "its weights have rank 16 of 64, where they had a higher one")),
     "adapter": (
         lambda w: w + torch.outer(w[:, 0], w[1]) + torch.outer(w[:, 2], w[3]),
         (
             "adapter",
-            "its weights differ by a matrix of rank 2 of 64: an adapter is missing, merged twice or scaled otherwise",
+            "its weights differ by a matrix of rank 2 of 64: an adapter is missing, merged twice or scaled",
         ),
     ),
     "zero": (torch.zeros_like, ("factor", "its weights are zero")),
@@ -113,7 +113,7 @@ def test_rows_of_a_large_table_are_counted():
     after = before.clone()
     after[::2] = before[1::2]
     said = name_weight_change(NAME, {NAME: before}, {NAME: after}, {NAME: 1.0})
-    assert said == ("rows", "rows 0, 2, 4 and 19997 others of its weights are others")
+    assert said == ("rows", "rows 0, 2, 4 and 19997 more of its weights differ")
 
 
 @pytest.mark.parametrize(("changed", "values"), [(1, "value"), (3, "values")])
@@ -125,7 +125,7 @@ def test_few_values_of_a_bias_are_counted(changed, values):
     said = name_weight_change(name, {name: before}, {name: after}, {name: 1.0})
     assert said == (
         "offset",
-        f"{changed} of the 64 values of its bias {'is another' if changed == 1 else 'are others'}",
+        f"{changed} of the 64 values of its bias {'differs' if changed == 1 else 'differ'}",
     )
 
 

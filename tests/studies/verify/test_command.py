@@ -118,9 +118,9 @@ def test_a_module_without_parts_is_one_part():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], r"no text that is not empty, got \[\]; give some, or drop texts"),
-        ([""], r"no text that is not empty, got \[''\]; give some"),
-        ([" ", "\n\t"], "no text that is not empty, got .*; give some"),
+        ([], r"all are empty, got \[\]; give some, or drop texts"),
+        ([""], r"all are empty, got \[''\]; give some"),
+        ([" ", "\n\t"], "all are empty, got .*; give some"),
         ([1, 2], "no batch with items, got int as batch 0; give texts, or tensors of a torch module"),
         ([None], "no batch with items, got NoneType as text; give"),
         ([b"a"], "no batch with items, got bytes as text; give"),
@@ -208,7 +208,7 @@ def test_a_reference_from_a_file(repsim, broken, tmp_path):
     code, _, err = repsim("verify", "tiny_a", file)
     assert (code, err) == (
         2,
-        f"error: candidate: a file of --save is the reference, got '{file}' second; give the file first\n",
+        f"error: candidate: what --save wrote is a reference, got '{file}' second; give the file first\n",
     )
     assert "--quick: a saved reference has its own rounding" in repsim("verify", file, "tiny_a", "--quick")[2]
     code, out, _ = repsim("verify", file, broken, "--json")
@@ -241,7 +241,7 @@ def test_without_a_tokenizer_no_text_is_claimed(tmp_path):
     answer = repsim_cli.verify(str(folder), str(folder))
     assert "text" not in answer.inputs
     assert "rows of random tokens" in answer.inputs
-    assert any("token ids are not compared, for want of a tokenizer: bare" in note for note in answer.notes)
+    assert any("token ids are not compared: no tokenizer for bare" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize("by_block", ["never", pytest.param("always", marks=pytest.mark.slow)])

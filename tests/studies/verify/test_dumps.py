@@ -76,7 +76,7 @@ def test_what_is_said(models, tmp_path):
     place = written(tmp_path / "states", states(broken))
     lines = repsim_cli.verify(right, place).lines()
     assert lines[0] == "DIFFERENT   first at block 1, resid_post (all before agree to rounding)"
-    assert lines[1].startswith("  kind    an offset that is the same for all tokens: a bias is missing or another")
+    assert lines[1].startswith("  kind    an offset that is the same for all tokens: a bias is missing or differs")
     assert lines[2] == "  from    the first token on; 0 of 48 positions agree"
     assert lines[4] == (
         "  alone   on the dump's own stream block 1: resid_post; embed, block 0, block 2 and the final norm are right "
@@ -339,10 +339,10 @@ def test_refusals_end_with_2(repsim, tmp_path):
         ((file, file, "--quick"), "--quick: two dumps have their own tokens, and nothing is run; drop it"),
         (
             ("tiny_a", "tiny_a", "--layer-ids", "0"),
-            "--layer-ids: of stored activations, got [0] with two models; drop it",
+            "--layer-ids: only for stored activations, got [0] with two models; drop it",
         ),
         (("tiny_a", file, "--layer-ids", "0-x"), "--layer-ids: not numbers and ranges, got '0-x'; write them as 0,4-6"),
-        ((file, "--save", tmp_path / "new.safetensors"), "--save: of a model that runs, got stored activations"),
+        ((file, "--save", tmp_path / "new.safetensors"), "--save: only for a model that runs, got stored activations"),
     ):
         code, _, err = repsim("verify", *words)
         assert (code, message in err, len(err.strip().splitlines())) == (2, True, 1), err
@@ -382,7 +382,9 @@ def test_files_of_several_dumps_are_refused(tmp_path):
 def test_a_saved_reference_and_a_dump_run_nothing(tmp_path):
     file = repsim_cli.api.verify.save_reference("tiny_a", tmp_path / "ref.safetensors", ["Some words of a text."])
     np.savez(tmp_path / "states.npz", hidden_states=X, token_ids=T)
-    with pytest.raises(BadInput, match="states: no model runs beside a file of --save, got stored activations; give"):
+    with pytest.raises(
+        BadInput, match="states: a file that --save wrote needs a model to run, got stored activations; give"
+    ):
         repsim_cli.verify(file, tmp_path / "states.npz")
 
 

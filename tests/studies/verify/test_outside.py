@@ -76,7 +76,7 @@ def of_neighbours(_):
 
 
 ROTATIONS = {
-    "rotated by the opposite angles: the sign of the rotation is another": (
+    "rotated by the opposite angles: the rotation has the opposite sign": (
         "rotate_half",
         lambda half: lambda x: -half(x),
     ),

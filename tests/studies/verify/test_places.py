@@ -180,7 +180,7 @@ def test_a_row_of_the_vocabulary_that_no_text_has_is_found(models):
     first = verify_models(reference, broken, batches()).differences[0]
     assert first.unit == "embed"
     assert first.inputs == ["every row of the vocabulary"]
-    assert first.about == "row 0 of its weights is another"
+    assert first.about == "row 0 of its weights differs"
 
 
 def test_a_vocabulary_that_was_made_longer_is_named_and_its_probability_counts(models):
@@ -200,7 +200,7 @@ def test_a_vocabulary_that_was_made_longer_is_named_and_its_probability_counts(m
     assert answer.effect["kl"] == pytest.approx(float(lost), rel=1e-3)
     longer.get_output_embeddings().weight.data[3] += 1
     head = next(each for each in verify_models(reference, longer, batches()).differences if each.unit == "head")
-    assert head.about.endswith("features are others")
+    assert head.about.endswith("features differ")
 
 
 def test_a_row_that_a_tied_head_shows_is_not_called_hidden(models):
@@ -359,7 +359,7 @@ def make_net(seed):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_input_that_tells_nothing_is_refused(value, seed):
-    with pytest.raises(BadInput, match="reference: its output is finite nowhere on this input; give input of which"):
+    with pytest.raises(BadInput, match="reference: no value of its output is finite on this input; give other input"):
         repsim_cli.verify(make_net(0), make_net(seed), [torch.full((8, 4), value)])
 
 

@@ -16,7 +16,10 @@ from repsim_cli.base.errors import BadInput
     ("words", "message"),
     [
         (("tiny_a",), "CANDIDATE: none is named"),
-        (("tiny_a", "tiny_a", "--save", "x.safetensors"), "--save: of a reference alone, got the candidate 'tiny_a'"),
+        (
+            ("tiny_a", "tiny_a", "--save", "x.safetensors"),
+            "--save: writes the reference alone, got the candidate 'tiny_a'",
+        ),
         (("tiny_a", "--save", "x.npz"), "--save: not a new .safetensors file in a folder that exists, got 'x.npz'"),
     ],
 )

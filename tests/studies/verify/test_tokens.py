@@ -139,7 +139,9 @@ def test_a_saved_reference_knows_its_tokenizer(changed, tmp_path):
     file = save_reference("tiny_a", tmp_path / "reference.safetensors", TEXTS)
     assert repsim_cli.verify(file, "tiny_a").verdict == "IDENTICAL"
     answer = repsim_cli.verify(file, str(changed(exchange_merges, 1.0)))
-    assert answer.differences[0].about.startswith("the tokenizers differ: the merges are others; token ids equal on ")
+    assert answer.differences[0].about.startswith(
+        "the tokenizers differ: the merges are not the same; token ids equal on "
+    )
     assert answer.differences[1].unit == "block 1"
 
 
@@ -157,7 +159,7 @@ def test_a_tokenizer_that_says_only_its_vocabulary():
     tokenizer = load_tokenizer(str(SHIPPED / "tiny_a"))
     other, (note,) = compare_tokenizers(tokenizer, Slow(tokenizer), TEXTS)
     assert other is None
-    assert note == "of the tokenizers the vocabularies are compared alone; token ids equal on 10 words of the text"
+    assert note == "of the tokenizers, only the vocabularies are compared; token ids equal on 10 words of the text"
     other = dict(tokenizer.get_vocab())
     other["a"], other["e"] = other["e"], other["a"]
     slow = Slow(tokenizer)

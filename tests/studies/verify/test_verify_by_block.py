@@ -152,7 +152,10 @@ def test_what_is_refused(repsim, saved, tmp_path):
         assert text in err
     model = built("llama")
     for settings, text in (
-        ({"by_block": "always"}, "by_block: of two models on the disk, got always with models in memory"),
+        (
+            {"by_block": "always"},
+            "by_block: only models on the disk are read block by block, got always with models in memory",
+        ),
         ({"by_block": "often"}, "by_block: not one of auto, always, never, got 'often'"),
     ):
         with pytest.raises(BadInput, match=text):
