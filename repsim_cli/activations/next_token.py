@@ -38,12 +38,15 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     return np.asarray(find_next(sequences).places.any(1))
 
 
-def warn_of_copies(copies: int, count: int, warn: Callable[[str], None], what: str) -> None:
-    """Warns where many texts are copies of others. what: whose text it is, as the warning begins."""
+def warn_of_copies(
+    copies: int, count: int, warn: Callable[[str], None], what: str, then: str = "errors are over those that differ"
+) -> None:
+    """Warns where many texts are copies of others. what: whose text it is, as the warning begins. then: what becomes of
+    errors."""
     if copies > COPIED * count:
         warn(
-            f"{what}: {copies:,} of {count:,} texts are copies of others, and errors are over those that differ; drop "
-            "the copies, which count in every mean"
+            f"{what}: {copies:,} of {count:,} texts are copies of others, and {then}; drop the copies, which count in "
+            "every mean"
         )
 
 
@@ -67,7 +70,7 @@ def number_documents(sequences: Sequences, warn: Callable[[str], None], what: st
     same, count = find_copies(sequences), len(sequences.text)
     warn_of_copies(count - len(np.unique(same)), count, warn, what)
     if not sequences.of_one:
-        return sequences.document[np.arange(count), sequences.text.argmax(1)][same]
+        return sequences.join_copies(sequences.document[np.arange(count), sequences.text.argmax(1)])[same]
     warn(
         f"{what}: the text is one document, got its {len(sequences.text):,} sequences in place of documents; "
         "errors may be too small where sequences next to each other are alike; data.sample_by=paragraph makes "

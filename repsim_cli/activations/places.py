@@ -140,9 +140,10 @@ def list_row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
 
 
 def list_row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
-    """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
+    """The document or sentence of every row of the run, in row order; of copies of a text, the first. For pooled rows,
+    their sequence."""
     if extract.unit in ("token", *WORDS):
-        return sequences.document[_order_row_places(sequences, extract)]
+        return sequences.join_copies(sequences.document[_order_row_places(sequences, extract)])
     return np.flatnonzero(count_kept_rows(sequences, extract))
 
 

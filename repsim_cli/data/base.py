@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +37,7 @@ class Sequences:
     document, position: the row id of each place: its document (or example, or image) and its place there (-1 where
     not text).
     documents: how many were read.
+    copies: by a document or example that has the text of one before it, the number of that one.
     available: how many sequences these were drawn from, where they are counted.
     segments: which text of a pair a token belongs to, if the tokenizer tells.
     example: the number in the data set of the example behind each sequence; None where sequences are packed.
@@ -60,6 +61,7 @@ class Sequences:
     document: Int[np.ndarray, "N L"]
     position: Int[np.ndarray, "N L"]
     documents: int
+    copies: Mapping[int, int] = field(default_factory=dict)
     available: int | None = None
     segments: Int[np.ndarray, "N L"] | None = None
     example: Int[np.ndarray, " N"] | None = None
@@ -83,6 +85,13 @@ class Sequences:
     def of_one(self) -> bool:
         """Tells whether all text is of one document."""
         return len(np.unique(self.document[self.text])) == 1
+
+    def join_copies(self, documents: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
+        """Numbers documents as these, which may be -1, but copies of a text as the first of them."""
+        same = np.arange(2 + max(self.documents, documents.max(initial=0)), dtype=documents.dtype)
+        same[-1] = -1
+        same[list(self.copies)] = list(self.copies.values())
+        return same[documents]
 
     def take(self, rows: slice | Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
         """A selection of the sequences, in this order. places: only the first so many of each; None: all."""
@@ -175,6 +184,16 @@ def apply_keys(data: Data, keys: EveryData) -> Data:
     if data.modality != "text":
         raise BadInput(f"chat: only texts are put into a chat template, got {data.modality}; drop it")
     return replace(data, chat=True)  # type: ignore[type-var]
+
+
+def find_equal_texts(texts: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
+    """Finds, of numbered texts, those that equal one before them, and the number of the first such one.
+
+    >>> find_equal_texts([(0, "a"), (1, "b"), (4, "a"), (7, "a")])
+    {4: 0, 7: 0}
+    """
+    first: dict[Hashable, int] = {}
+    return {number: same for number, text in texts if (same := first.setdefault(text, number)) != number}
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:

@@ -16,7 +16,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
-from repsim_cli.data.base import Data, Labels, Sequences, draw
+from repsim_cli.data.base import Data, Labels, Sequences, draw, find_equal_texts
 from repsim_cli.data.files import decode_cell, find_file
 from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, read_hub_records
 from repsim_cli.data.network import download
@@ -220,11 +220,14 @@ class Examples(Data):
         drawn = draw(len(examples), extract.sequences, seed).tolist()
         passages = (make_text_passage(i, examples[i].texts, find=self.find) for i in drawn)
         made = list(cut_common_stretches(passages, tokenizers, extract, tally, whole=False))
+        copies = find_equal_texts((i, examples[i].texts) for i in drawn)
         sequences = align(made, tokenizers, extract, tally, self.source, len(examples))
-        if codes is None:
-            return sequences
         return {
-            label: replace(given, labels=Labels(np.asarray(codes)[given.example], self.names))
+            label: replace(
+                given,
+                copies=copies,
+                labels=None if codes is None else Labels(np.asarray(codes)[given.example], self.names),
+            )
             for label, given in sequences.items()
         }
 

@@ -1,6 +1,6 @@
 """Documents -> packed token sequences of equal length with every token's place in its document, or a sequence each."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -63,24 +63,25 @@ class Text(Data):
 
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """`sequences` stretches of at most `length` tokens, drawn under the seed from the first `pool` of the text."""
-        tally = WordTally()
+        tally, copies = WordTally(), dict[int, int]()
         cut = cut_common_stretches(
-            self._passages(extract), tokenizers, replace(extract, long="split"), tally, whole=False
+            self._passages(extract, copies), tokenizers, replace(extract, long="split"), tally, whole=False
         )
         made = list(islice(cut, extract.pool))
         tally.split = 0  # documents are cut on purpose
         chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
         documents = made[-1].passage.document + 1 if made else 0
         sequences = align(chosen, tokenizers, extract, tally, self.source, documents)
-        return {label: replace(given, available=len(made)) for label, given in sequences.items()}
+        more = {"available": len(made), "copies": copies}
+        return {label: replace(given, **more) for label, given in sequences.items()}
 
-    def _passages(self, extract: Extract) -> Iterator[Passage]:
+    def _passages(self, extract: Extract, copies: dict[int, int]) -> Iterator[Passage]:
         if extract.unit == "span":
             assert self.spans is not None, "extract.unit=span needs data with spans"
             for number, (document, spans) in enumerate(self.spans()):
                 yield mark_spans(number, document, spans)
             return
-        for number, document in enumerate(self.documents()):
+        for number, document in number_documents(self.documents(), copies):
             first = 0
             for text in split_document(document, WINDOW):
                 passage = make_text_passage(number, (text,), first)
@@ -113,9 +114,11 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     joint = find_separator_id(tokenizer, separator)
     rows: list[np.ndarray] = []
     pending = np.empty((3, 0), np.int64)
-    documents = 0
-    for document, first, place, tokens in _tokenize(text, tokenizer):
+    documents, copies = 0, dict[int, int]()
+    for document, same, first, place, tokens in _tokenize(text, tokenizer):
         documents = document + 1
+        if same != document:
+            copies[document] = same
         placed = np.stack([tokens, np.full_like(tokens, document), place + np.arange(len(tokens))])
         if joint is not None and first:
             placed = np.concatenate([[[joint], [-1], [-1]], placed], axis=1)
@@ -141,21 +144,36 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
         document=document,
         position=np.where(padding, -1, position),
         documents=documents,
+        copies=copies,
         available=len(rows),
     )
 
 
-def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
-    """Yields (document, whether it begins here, place of its first token here, tokens).
+def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, int, bool, int, np.ndarray]]:
+    """Yields (document, the first of the same text, whether it begins here, place of its first token here, tokens).
 
     Long documents come in pieces, so that memory and time depend on the pool alone.
     """
-    for number, document in enumerate(text.documents()):
-        place = 0
+    copies: dict[int, int] = {}
+    for number, document in number_documents(text.documents(), copies):
+        place, same = 0, copies.get(number, number)
         for index, piece in enumerate(split_document(document)):
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-            yield number, index == 0, place, np.asarray(ids, np.int64)
+            yield number, same, index == 0, place, np.asarray(ids, np.int64)
             place += len(ids)
+
+
+def number_documents(documents: Iterable[str], copies: dict[int, int], size: int = PIECE) -> Iterator[tuple[int, str]]:
+    """Numbers documents, and notes of each that has the text of one before it the number of that one in `copies`.
+
+    size: documents are compared by so many of their first characters, and by their length.
+    """
+    first: dict[tuple[int, int], int] = {}
+    for number, document in enumerate(documents):
+        text = document.strip()
+        if (same := first.setdefault((len(text), hash(text[:size])), number)) != number:
+            copies[number] = same
+        yield number, document
 
 
 def split_document(document: str, size: int = PIECE) -> Iterator[str]:

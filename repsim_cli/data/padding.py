@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.base import Sequences, draw
+from repsim_cli.data.base import Sequences, draw, find_equal_texts
 
 
 def pad(
@@ -59,6 +59,7 @@ def pad(
         document=np.where(text, drawn[:, None], -1).astype(np.int32),
         position=np.where(text, text.cumsum(1) - 1, -1).astype(np.int32),
         documents=len(texts),
+        copies=find_equal_texts((int(i), texts[i]) for i in drawn),
         available=len(texts),
         example=drawn,
         truncated=len(long),

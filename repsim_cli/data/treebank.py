@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
-from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.base import Data, Sequences, draw, find_equal_texts
 from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.hub import HubTable, read_hub_records
 from repsim_cli.data.network import download
@@ -94,14 +94,14 @@ class Treebank(Data):
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         sentences, empty = self._sentences()
         tally = WordTally(Counter({"no word": empty} if empty else {}))
-        passages = (
-            make_sentence_passage(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist()
-        )
+        drawn = draw(len(sentences), extract.sequences, seed).tolist()
+        passages = (make_sentence_passage(i, sentences[i]) for i in drawn)
         made = list(cut_common_stretches(passages, tokenizers, extract, tally, whole=True))
         given = align(made, tokenizers, extract, tally, self.source, len(sentences))
         # of all sentences those that are left out come with no larger number
         some = len(sentences) if extract.sequences < len(sentences) else None
-        return {label: replace(each, available=some or len(each.mask)) for label, each in given.items()}
+        copies = find_equal_texts((i, tuple(sentences[i])) for i in drawn)
+        return {label: replace(each, available=some or len(each.mask), copies=copies) for label, each in given.items()}
 
 
 def _open_treebank(

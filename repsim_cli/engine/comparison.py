@@ -9,6 +9,7 @@ import torch
 
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.inputs import try_sequences
+from repsim_cli.activations.next_token import warn_of_copies
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
@@ -144,12 +145,22 @@ class Comparison(Extraction):
                 "significance.order=shifts keeps their order, data.sample_by=paragraph makes documents of "
                 "the paragraphs of local text"
             )
+        self._warn_of_copies(run, sequences)
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
         clustered = replace(
             clustered, apart=clustered._find_documents_apart(run, (significance or self.significance).clusters)
         )
         units, unknown = clustered._units()
         return replace(clustered, exchanged=clustered._exchange(run), units=units, unknown=unknown)
+
+    def _warn_of_copies(self, run: Run, sequences: Mapping[str, Sequences]) -> None:
+        """Warns where many of the texts that are read are copies."""
+        if (given := next(iter(sequences.values()), None)) is None:
+            return
+        read = np.unique(given.document[given.text])
+        copies = len(given.copies.keys() & set(read.tolist()))
+        then = {"then": "errors take them as independent"} if self.extract.pooled else {}
+        warn_of_copies(copies, len(read), run.warn, "data", **then)
 
     def _units(self) -> tuple[Exchange | None, str]:
         """Finds the units whose random pairings chance is of; or None, and why it is not known."""
