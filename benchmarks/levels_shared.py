@@ -40,17 +40,33 @@ SLOW, SLOW_DRAWS = (*CLUSTERED, "boundaries_are_stable_over_seeds"), 100
 FALSE_OF_A_WALK = (*FALSE_OF_NOISE, *CLUSTERED, "early_attention_has_large_rank")
 
 
+# how the steps of layers that wander are drawn
+STEPS: dict[str, Callable[[Rng, int, int], np.ndarray]] = {
+    "": lambda rng, n, k: rng.normal(size=(n, k)),
+    ", some steps large (t of 3)": lambda rng, n, k: rng.normal(size=(n, k)) * (3 / rng.chisquare(3, (n, 1))) ** 0.5,
+    ", steps that grow": lambda rng, n, k: rng.normal(size=(n, k)) * np.exp(np.linspace(0, 2, n))[:, None],
+    ", on and on": lambda rng, n, k: rng.normal(size=(n, k)) + 1,
+}
+# how distances of layers are those of places
+WARPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda apart: apart,
+    ", squared": np.square,  # as one minus CKA
+    ", saturating": lambda apart: 1 - np.exp(-1.5 * apart / np.median(apart)),
+}
+WALKS = [(steps, warp) for steps in STEPS for warp in WARPS if steps or warp]  # beside normal ones
+
+
 def walk(rng: Rng, count: int, layers: int) -> np.ndarray:
     """(count, layers): one random walk, with noise of each."""
     shared = rng.normal(size=layers).cumsum()
     return shared + NOISE * shared.std() * rng.normal(size=(count, layers))
 
 
-def wander(rng: Rng, layers: int, directions: int) -> list[np.ndarray]:
+def wander(rng: Rng, layers: int, directions: int, steps: str = "", warp: str = "") -> list[np.ndarray]:
     """Distances between layers that wander, of seeds that share where."""
-    places = rng.normal(size=(layers, directions)).cumsum(0)
+    places = STEPS[steps](rng, layers, directions).cumsum(0)
     own = NOISE * places.std() * rng.normal(size=(SEEDS, *places.shape))
-    return [squareform(pdist(places + each)) for each in own]
+    return [WARPS[warp](squareform(pdist(places + each))) for each in own]
 
 
 def over_depth(column: str, models: int, layers: int) -> Make:
@@ -119,18 +135,18 @@ def modular(training: str, names: list[str], directions: int) -> Make:
     return made
 
 
-def bounded(layers: int, directions: int) -> Make:
+def bounded(layers: int, directions: int, *walk: str) -> Make:
     def made(rng: Rng) -> tuple:
-        blocks = {f"m{i}": find_model_blocks(x, False) for i, x in enumerate(wander(rng, layers, directions))}
+        blocks = {f"m{i}": find_model_blocks(x, False) for i, x in enumerate(wander(rng, layers, directions, *walk))}
         models = {label: each for label, each in blocks.items() if each is not None}
         return (Parted(models=models, base="m", entries=dict.fromkeys(models, "m")),)
 
     return made
 
 
-def clustered(directions: int) -> Make:
+def clustered(directions: int, *walk: str) -> Make:
     def made(rng: Rng) -> tuple:
-        seeds = wander(rng, 16, directions)
+        seeds = wander(rng, 16, directions, *walk)
         counts = [find_spectral_clusters(x, False, count=None).count for x in seeds]
         return (Clustered(counts=counts, apart=seeds),)
 
@@ -144,9 +160,9 @@ def published_groups(rng: Rng) -> tuple:
     return (Clustered(labels=[labels] * SEEDS, given=np.repeat([2, 1, 0, 1, 0, 2], [3, 2, 9, 1, 6, 9])),)
 
 
-def resnets(layers: list[str], directions: int) -> Make:
+def resnets(layers: list[str], directions: int, *walk: str) -> Make:
     def made(rng: Rng) -> tuple:
-        return tuple([Network(layers, x) for x in wander(rng, len(layers), directions)] for _ in range(2))
+        return tuple([Network(layers, x) for x in wander(rng, len(layers), directions, *walk)] for _ in range(2))
 
     return made
 
@@ -179,11 +195,17 @@ SHARED: dict[str, dict[str, Make]] = {
     "attention_makes_the_first_differences": {f"29 layers, {k} directions": modular(ONE_SUM, ONE, k) for k in (1, 8)},
     "layer_wise_groups_are_the_published": {"30 layers": published_groups},
     "boundaries_are_stable_over_seeds": {
-        f"{n} blocks, {k} directions": bounded(n, k) for n, k in ((8, 1), (16, 2), (24, 8))
+        **{f"{n} blocks, {k} directions": bounded(n, k) for n, k in ((8, 1), (16, 2), (24, 8))},
+        **{f"12 blocks, 2 directions{''.join(walk)}": bounded(12, 2, *walk) for walk in WALKS},
     },
-    "layer_wise_training_gives_three_groups": {f"16 layers, {k} directions": clustered(k) for k in (1, 2)},
+    "layer_wise_training_gives_three_groups": {
+        **{f"16 layers, {k} directions": clustered(k) for k in (1, 2)},
+        **{f"16 layers, 2 directions{''.join(walk)}": clustered(2, *walk) for walk in WALKS},
+    },
     "trained_resnet_changes_at_the_published_layers": {"27 layers": resnets(RESNET, 1)},
-    "trained_resnet_has_three_or_four_sub_networks": {"14 layers, 2 directions": resnets(RESNET[::2], 2)},
+    "trained_resnet_has_three_or_four_sub_networks": {
+        f"14 layers, 2 directions{''.join(walk)}": resnets(RESNET[::2], 2, *walk) for walk in [("", ""), *WALKS]
+    },
     "random_resnet_has_no_sub_networks": {"14 layers, 2 directions": resnets(RESNET[::2], 2)},
 }
 
@@ -193,15 +215,6 @@ def of_claim(name: str, setting: str, make: Callable[[Rng], tuple]) -> list[Prom
     verdicts = (HOLDS,) if name in FALSE_OF_A_WALK else (HOLDS, FAILS)
     setting = f"one walk that all share, {setting}"
     return [Promise(f"claim {name}: {x} by chance", setting, "level", LEVEL, draws, draw, x) for x in verdicts]
-
-
-# how the steps of layers that wander are drawn
-STEPS: dict[str, Callable[[Rng, int, int], np.ndarray]] = {
-    "": lambda rng, n, k: rng.normal(size=(n, k)),
-    ", some steps large (t of 3)": lambda rng, n, k: rng.normal(size=(n, k)) * (3 / rng.chisquare(3, (n, 1))) ** 0.5,
-    ", steps that grow": lambda rng, n, k: rng.normal(size=(n, k)) * np.exp(np.linspace(0, 2, n))[:, None],
-    ", on and on": lambda rng, n, k: rng.normal(size=(n, k)) + 1,
-}
 
 
 def of_groups(layers: int, directions: int, steps: str = "", power: int = 1) -> list[Promise]:

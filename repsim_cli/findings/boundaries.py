@@ -238,7 +238,7 @@ def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
         np.mean([parted.models[label].apart for label in labels if parted.entries[label] == entry], axis=0)
         for entry in dict.fromkeys(parted.entries[a] for a, _ in pairs)
     ]
-    shared = compute_p_among_walks(by_entry, measure_clearness) if over.above <= LEVEL else 1.0
+    shared = compute_p_among_walks(by_entry, measure_clearness, divide_in_two) if over.above <= LEVEL else 1.0
     how = f"{over.how}, and walks in place of the blocks that they share"
     return Weighed(value, replace(over, above=max(over.above, shared), how=how))
 

@@ -17,27 +17,38 @@ from repsim_cli.findings.partitions import (
     Square,
     Ways,
     convert_to_distances,
-    divide_in_two,
     find_spectral_clusters,
     list_group_counts,
     silhouette,
     turn_to_values,
 )
 
-WALKS = 19  # of layers that wander, with which claims over seeds compare: as few as have a p of 0.05
 POWERS = 1, 2  # of Euclidean distances, as which those of measures are taken: walks of both must be exceeded
 WALKS_OF_TWO = 39  # as few as have a p of 0.05 where the smaller one of two counts
 
 
-def compute_p_among_walks(matrices: Sequence[Square], statistic: Callable[[Square], float]) -> float:
-    """Computes the share of walks, in place of each of the matrices, with as large a statistic in the mean over them.
+def compute_p_among_walks(
+    matrices: Sequence[Square], statistic: Callable[[Square], float], find_groups: Callable[[Square], Labels]
+) -> float:
+    """Computes how seldom walks, in place of each of the matrices, have as large a statistic in the mean over them: the
+    statistic, or that times how little layers wander within a group, by distances and by their roots.
 
     matrices: of layers in the order of the network, each the mean of seeds, which may share layers that wander.
+    find_groups: finds the groups that the statistic is of.
     """
-    value = np.mean([statistic(apart) for apart in matrices])
-    walks = zip(*(draw_walks(apart, divide_in_two(apart), WALKS) for apart in matrices), strict=True)
-    as_large = sum(np.mean([statistic(apart) for apart in walk]) >= value for walk in walks)
-    return (1 + int(as_large)) / (1 + WALKS)
+
+    def measure(some: Sequence[Square]) -> Float[np.ndarray, "2"]:
+        clear = np.array([statistic(apart) for apart in some])
+        within = [_compare_steps_within(apart, find_groups(apart)) for apart in some]
+        return np.array([clear.mean(), (clear * within).mean()])
+
+    shares = []
+    for power in POWERS:
+        drawn = zip(*(draw_reordered(apart, power, WALKS_OF_TWO) for apart in matrices), strict=True)
+        value, *walks = map(measure, drawn)
+        as_large = (~(np.array(walks) < value)).sum(0)  # also where the value is of no groups
+        shares.append(2 * (1 + as_large.min()) / (1 + WALKS_OF_TWO))
+    return float(min(1.0, max(shares)))
 
 
 def say_beyond_walks(apart: Square, labels: Labels, find_groups: Callable[[Square], Labels]) -> Literal["yes", "no"]:
@@ -95,8 +106,11 @@ def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Ca
         clear = found.scores and wanted(found.count)
         return max(found.scores.values()) - max(found.reference.values()) if clear else -math.inf
 
+    def find_groups(apart: Square) -> Labels:
+        return find_spectral_clusters(apart, False, count=None).labels
+
     matrices = average_by_size([convert_to_distances(values, False) for values in seeds])
-    shared = compute_p_among_walks(matrices, measure_wanted_clearness)
+    shared = compute_p_among_walks(matrices, measure_wanted_clearness, find_groups)
     how = f"{evidence.how}, and walks in place of the layers that they share"
     return replace(evidence, above=max(evidence.above, shared), how=how)
 
@@ -107,22 +121,6 @@ def average_by_size(matrices: Sequence[Square]) -> list[Square]:
     for apart in matrices:
         by_size.setdefault(len(apart), []).append(apart)
     return [np.mean(alike, axis=0) for alike in by_size.values()]
-
-
-def draw_walks(apart: Square, labels: Labels, count: int) -> Iterator[Square]:
-    """Draws distances between as many layers that wander: their steps are normal, with the covariance of the steps from
-    each layer to the next one of its group, as classical scaling of the distances places layers. Layers that wander in
-    few directions come in groups, too."""
-    size = len(apart)
-    centre = np.eye(size) - 1 / size
-    values, vectors = scipy.linalg.eigh(-centre @ np.square(apart) @ centre / 2)
-    places = vectors * np.sqrt(np.maximum(values, 0))
-    steps = np.concatenate([np.diff(places[labels == group], axis=0) for group in range(labels.max() + 1)])
-    steps /= math.sqrt(len(steps))
-    draw = np.random.default_rng(0)
-    for _ in range(count):
-        walk = np.pad(draw.normal(size=(size - 1, len(steps))) @ steps, ((1, 0), (0, 0))).cumsum(0)
-        yield scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(walk))
 
 
 def draw_reordered(apart: Square, power: int, count: int) -> Iterator[Square]:
