@@ -159,16 +159,15 @@ def measure_scatter(
             return {}
         states = {prepared.measure.row: [prepared.states[prepared.measure.row][layer] for layer in layers]}
         some = replace(prepared, states=states, norms=prepared.norms[layers])
+        part = 1.0
         if prepared.rows <= most:
             shares = compute_document_shares(some, clusters)
         else:
             chosen = choose_clusters(clusters, most**2 / prepared.rows**2)
             if chosen.sum() < LEAST:
                 return {}
-            shares = compute_chosen_shares(some, clusters, chosen)
-        influence = convert_to_influence(shares, some, values[layers][:, layers])
-        if prepared.rows > most:
-            influence *= math.sqrt(len(chosen) / len(shares))
+            shares, part = compute_chosen_shares(some, clusters, chosen), chosen.mean()
+        influence = convert_to_influence(shares, some, values[layers][:, layers]) / math.sqrt(part)
         influences = [influence[:, a, b] for a, b in pairs]
     else:
         if (of_rows := prepared.measure.of_rows) is None:
