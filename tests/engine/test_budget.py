@@ -64,7 +64,7 @@ def test_untrained_models_of_the_run_are_the_twins():
         (["measure=[procrustes]"], "splits cka_unbiased, cka and mutual_knn, got procrustes; add one of them"),
         (["extract=pooled"], "rows are tokens or words, got extract.unit=mean; use extract=tokens"),
         (["cache=false"], "activations are read again from the cache, got none that holds them; set cache=true"),
-        (["model=[tiny_a]"], "of two models or more, got tiny_a; add one"),
+        (["model=[tiny_a]"], "needs two models or more, got tiny_a; add one"),
         (["study=universality", "significance=permutation"], "the study universality splits no values, got true"),
         (["extract.sequences=4"], "rows of 40 documents or more are needed, got "),
     ],

@@ -70,7 +70,7 @@ def test_measures_and_comparisons_refuse_the_same(kind):
 @pytest.mark.skipif(TYPED, reason="arguments of other types are refused before, where types are checked")
 def test_what_is_no_array():
     for given in (None, "tiny_a", {"a": 1}, iter(X), 5.0):
-        with pytest.raises(BadInput, match="^(x: (no array, got|not real numbers, got <U6)|cka: x and y must be)"):
+        with pytest.raises(BadInput, match="^(x: (not an array, got|not real numbers, got <U6)|cka: x and y must be)"):
             measures.get("cka")(given, Y)
     with pytest.raises(BadInput, match="^labels: not real numbers, got <U1; give an array of floats"):
         measures.get("cka")(X, Y, labels=["a"] * 60)
