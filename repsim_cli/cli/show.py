@@ -294,8 +294,9 @@ def report_command(parsed: argparse.Namespace) -> int:
     if parsed.output is None and len(parsed.runs) > 1:
         raise BadInput(f"--output: a file is needed for {len(named)} runs; e.g. --output both.html")
     file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else expand_path(parsed.output)
-    if file.is_dir() or not file.parent.is_dir():
-        raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
+    if file.is_dir() or not file.parent.is_dir() or file.suffix not in (".html", ".htm"):
+        place = "name an .html file in a folder that exists"
+        raise BadInput(f"--output: no page can be written there, got '{file}'; {place}")
     if parsed.follow:
         say(f"{file} reloads itself until the run ends")
         report.save_while_running(named[0], file)

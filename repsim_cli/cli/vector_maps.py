@@ -17,7 +17,8 @@ def fit_command(parsed: argparse.Namespace) -> int:
     if parsed.column is not None and not parsed.data:
         raise BadInput(f"--column: only for a table, got '{parsed.column}' without one; name the table with --data")
     if parsed.out is not None:
-        check_target(parsed.out)
+        if check_target(parsed.out).exists():
+            raise BadInput(f"--out: the file exists, got '{parsed.out}'; name a new one")
     check_torch()
     from repsim_cli.api.vector_maps import fit_map
 

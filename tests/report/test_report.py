@@ -159,12 +159,12 @@ def test_the_command(repsim, tmp_path):
     assert [run["repeat"] for run in inside((tmp_path / "both.html").read_text())["runs"]] == ["repsim run --from one", "repsim run --from two"]  # fmt: skip
     code, _, err = repsim("report", one, two)
     assert (code, err) == (2, "error: --output: a file is needed for 2 runs; e.g. --output both.html\n")
-    for place in (tmp_path, tmp_path / "absent" / "both.html"):
+    (weights := tmp_path / "model.safetensors").write_text("precious")
+    for place in (tmp_path, tmp_path / "absent" / "both.html", weights):
         code, _, err = repsim("report", one, "--output", place)
-        assert (code, err) == (
-            2,
-            f"error: --output: no file can be written there, got '{place}'; name a file in a folder that exists\n",
-        )
+        problem = f"--output: no page can be written there, got '{place}'; name an .html file in a folder that exists"
+        assert (code, err) == (2, f"error: {problem}\n")
+    assert weights.read_text() == "precious"
 
 
 def test_a_sweep_has_a_report_of_all_its_jobs(repsim, tmp_path):

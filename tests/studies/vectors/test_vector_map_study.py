@@ -158,6 +158,7 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest, monkeypatc
         (("fit", "old.npy", "new.npy", "--data", "texts.csv"), "data: only models that run take it, got 'texts.csv'"),
         (("fit", "old.npy", "new.npy", "--column", "text"), "--column: only for a table, got 'text' without one"),
         (("fit", "old.npy", "new.npy", "--out", "map.bin"), "map: it is written as .safetensors"),
+        (("fit", "old.npy", "new.npy", "--out", "map.safetensors"), "--out: the file exists, got 'map.safetensors'"),
         (("fit", "old.npy", "new.npy", "--set", "extract.estimate=per_batch"), "extract.estimate: maps are fitted on"),
     ):
         code, _, err = repsim("map", *words)
