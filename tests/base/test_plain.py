@@ -255,7 +255,7 @@ def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
     """Arrays, exports and figures of a probe of each of two models have the numbers that the table has."""
     labels = [f"{LONG}-step3201", f"{LONG}-step9601"]
     classes = np.random.default_rng(0).choice(["x", "y"], 60)
-    rows = [f"{['rain', 'dogs', 'cats', 'wind'][i % 4]} word{i % 7},{name}" for i, name in enumerate(classes)]
+    rows = [f"{['rain', 'dogs', 'cats', 'wind'][i % 4]} word{i},{name}" for i, name in enumerate(classes)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
     config = {
         "defaults": [{"override /model": []}, {"override /data": "table"}, {"override /measure": []}, {"override /extract": "pooled"}],
