@@ -81,7 +81,7 @@ class Text(Data):
             for number, (document, spans) in enumerate(self.spans()):
                 yield mark_spans(number, document, spans)
             return
-        for number, document in number_documents(self.documents(), copies):
+        for number, document in number_texts(self.documents(), copies):
             first = 0
             for text in split_document(document, WINDOW):
                 passage = make_text_passage(number, (text,), first)
@@ -155,7 +155,7 @@ def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, int, bool, int,
     Long documents come in pieces, so that memory and time depend on the pool alone.
     """
     copies: dict[int, int] = {}
-    for number, document in number_documents(text.documents(), copies):
+    for number, document in number_texts(text.documents(), copies):
         place, same = 0, copies.get(number, number)
         for index, piece in enumerate(split_document(document)):
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
@@ -163,8 +163,8 @@ def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, int, bool, int,
             place += len(ids)
 
 
-def number_documents(documents: Iterable[str], copies: dict[int, int], size: int = PIECE) -> Iterator[tuple[int, str]]:
-    """Numbers documents, and notes of each that has the text of one before it the number of that one in `copies`.
+def number_texts(documents: Iterable[str], copies: dict[int, int], size: int = PIECE) -> Iterator[tuple[int, str]]:
+    """Numbers texts, and notes of each that has the text of one before it the number of that one in `copies`.
 
     size: documents are compared by so many of their first characters, and by their length.
     """

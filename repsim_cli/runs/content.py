@@ -135,10 +135,9 @@ class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
-    null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
-    batches, mean, spread, orders), or why it is not known (unknown), and how far layers differ by the drawn documents
-    (scatter), where known. floor: what the token alone gives (value, unit, of, width, batches), and a token with the
-    one before it (pairs); None of rows that are not tokens or words.
+    null: how significance was tested; None: not. chance: what its level is of (units, share of rows with a partner,
+    batches, mean, spread, orders), or why it is unknown; scatter: how far layers differ by the drawn documents. floor:
+    what the token alone gives (value, unit, of, width, batches), and one with that before it (pairs); None: no tokens.
     """
 
     name: str

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from repsim_cli.activations.next_token import number_documents as number_sequences
+from repsim_cli.activations.next_token import number_documents
 from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract
-from repsim_cli.data.packing import number_documents
+from repsim_cli.data.packing import number_texts
 from repsim_cli.runs import reader
 
 LONG = "rain falls on the roof all night and the gutters run over again"
@@ -42,7 +42,7 @@ def test_their_rows_are_of_one_document(file, gpt_tokenizer, unit, kind):
 def test_long_documents_are_compared_by_their_beginning_and_length():
     copies = {}
     texts = ["one two three four", "one two three six", "one two three four\n", "one two three five"]
-    assert [text for _, text in number_documents(texts, copies, size=10)] == texts
+    assert [text for _, text in number_texts(texts, copies, size=10)] == texts
     assert copies == {2: 0, 3: 0}
 
 
@@ -52,7 +52,7 @@ def test_errors_over_sequences_take_them_as_one(file, gpt_tokenizer):
         .function(path=str(file))
         .sequences(gpt_tokenizer, Extract(hook_points=["resid_post"], length=9, sequences=99), 0)
     )
-    found = number_sequences(sequences, lambda _: None, "data")
+    found = number_documents(sequences, lambda _: None, "data")
     assert not {2, 4} & set(found.tolist())
     assert len(found) == len(sequences.text)
 

@@ -261,9 +261,8 @@ class Features(StudyOfRows):
             matched = (self._match_shared(run, layer, ones, seen[layer]) for layer, ones in known.items())
             matrices = dict(pair for of_layer in matched for pair in of_layer)
         with run.stage("feature spaces"):
-            orders = list(
-                draw_document_orders(extraction.find_documents(sequences, run.warn), self.pairings, self.seed)
-            )
+            documents = extraction.find_documents(sequences, run.warn)
+            orders = list(draw_document_orders(documents, self.pairings, self.seed))
             if pairs := list(self._spaces(run, known, rows, orders)):
                 tables[SPACES] = Table(columns=PAIRED, rows=pairs)
         if self.universal:
