@@ -62,7 +62,8 @@ def layer_of(files: list[Path], layer: int, rows: int, width: int) -> np.ndarray
     file = files[layer // LAYERS]
     start = file.stat().st_size - 2 * LAYERS * rows * width + 2 * (layer % LAYERS) * rows * width
     x = np.fromfile(file, np.float16, rows * width, offset=start).reshape(rows, width).astype(np.float64)
-    return x - x.mean(0)
+    x -= x.mean(0)
+    return x
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:

@@ -12,12 +12,12 @@ from repsim_cli.activations.batching import make_input_tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.data.base import Sequences
+from repsim_cli.data.copies import find_equal_sequences, warn_of_copies
 from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.source import Source
 
 HEAD = "AutoModelForCausalLM"
 CELLS = 2**24  # logits that are compared at a time
-COPIED = 0.1  # share of texts, from which on copies are warned of
 
 
 class Following(NamedTuple):
@@ -38,36 +38,10 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     return np.asarray(find_next(sequences).places.any(1))
 
 
-def warn_of_copies(
-    copies: int, count: int, warn: Callable[[str], None], what: str, then: str = "errors are over those that differ"
-) -> None:
-    """Warns where many texts are copies of others. what: whose text it is, as the warning begins. then: what becomes of
-    errors."""
-    if copies > COPIED * count:
-        warn(
-            f"{what}: {copies:,} of {count:,} texts are copies of others, and {then}; drop the copies, which count in "
-            "every mean"
-        )
-
-
-def join_copied_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, "N L"]:
-    """Numbers the document of each place; copies of a document have the number of the first, and are warned of."""
-    tokens: dict[int, list[bytes]] = {}
-    for ids, text, document in zip(sequences.ids, sequences.text, sequences.document, strict=True):
-        for each in np.unique(document[text]).tolist():
-            tokens.setdefault(each, []).append(ids[text & (document == each)].tobytes())
-    first: dict[bytes, int] = {}
-    same = np.arange(1 + sequences.document.max())
-    for each, parts in sorted(tokens.items()):
-        same[each] = first.setdefault(b"".join(parts), each)
-    warn_of_copies(len(tokens) - len(first), len(tokens), warn, what)
-    return np.where(sequences.document < 0, sequences.document, same[sequences.document])
-
-
 def number_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
     """Numbers what errors are over: the document of each sequence, for copies of a text that of the first; where there
     is one document, warns and numbers the sequences. what: whose text it is, as the warning begins."""
-    same, count = find_copies(sequences), len(sequences.text)
+    same, count = find_equal_sequences(sequences), len(sequences.text)
     warn_of_copies(count - len(np.unique(same)), count, warn, what)
     if not sequences.of_one:
         return sequences.join_copies(sequences.document[np.arange(count), sequences.text.argmax(1)])[same]
@@ -77,13 +51,6 @@ def number_documents(sequences: Sequences, warn: Callable[[str], None], what: st
         "documents"
     )
     return same
-
-
-def find_copies(sequences: Sequences) -> Int[np.ndarray, " N"]:
-    """Finds for each sequence the first one of the same tokens, which may be itself."""
-    first: dict[bytes, int] = {}
-    tokens = (ids[text].tobytes() for ids, text in zip(sequences.ids, sequences.text, strict=True))
-    return np.array([first.setdefault(each, place) for place, each in enumerate(tokens)], dtype=np.int64)
 
 
 def compute_logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:

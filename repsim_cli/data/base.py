@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -184,16 +184,6 @@ def apply_keys(data: Data, keys: EveryData) -> Data:
     if data.modality != "text":
         raise BadInput(f"chat: only texts are put into a chat template, got {data.modality}; drop it")
     return replace(data, chat=True)  # type: ignore[type-var]
-
-
-def find_equal_texts(texts: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
-    """Finds, of numbered texts, those that equal one before them, and the number of the first such one.
-
-    >>> find_equal_texts([(0, "a"), (1, "b"), (4, "a"), (7, "a")])
-    {4: 0, 7: 0}
-    """
-    first: dict[Hashable, int] = {}
-    return {number: same for number, text in texts if (same := first.setdefault(text, number)) != number}
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:

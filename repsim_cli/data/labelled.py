@@ -16,7 +16,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
-from repsim_cli.data.base import Data, Labels, Sequences, draw, find_equal_texts
+from repsim_cli.data.base import Data, Labels, Sequences, draw
+from repsim_cli.data.copies import find_equal_texts
 from repsim_cli.data.files import decode_cell, find_file
 from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, read_hub_records
 from repsim_cli.data.network import download

@@ -1,6 +1,6 @@
 """Documents -> packed token sequences of equal length with every token's place in its document, or a sequence each."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.copies import number_texts
 from repsim_cli.data.padding import pad
 from repsim_cli.data.words import Passage, WordTally, align, cut_common_stretches, make_text_passage, mark_spans
 
@@ -161,19 +162,6 @@ def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, int, bool, int,
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
             yield number, same, index == 0, place, np.asarray(ids, np.int64)
             place += len(ids)
-
-
-def number_texts(documents: Iterable[str], copies: dict[int, int], size: int = PIECE) -> Iterator[tuple[int, str]]:
-    """Numbers texts, and notes of each that has the text of one before it the number of that one in `copies`.
-
-    size: documents are compared by so many of their first characters, and by their length.
-    """
-    first: dict[tuple[int, int], int] = {}
-    for number, document in enumerate(documents):
-        text = document.strip()
-        if (same := first.setdefault((len(text), hash(text[:size])), number)) != number:
-            copies[number] = same
-        yield number, document
 
 
 def split_document(document: str, size: int = PIECE) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.base import Sequences, draw, find_equal_texts
+from repsim_cli.data.base import Sequences, draw
+from repsim_cli.data.copies import find_equal_texts
 
 
 def pad(

@@ -13,7 +13,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
-from repsim_cli.data.base import Data, Sequences, draw, find_equal_texts
+from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.copies import find_equal_texts
 from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.hub import HubTable, read_hub_records
 from repsim_cli.data.network import download

@@ -9,11 +9,11 @@ import torch
 
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.inputs import try_sequences
-from repsim_cli.activations.next_token import warn_of_copies
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
 from repsim_cli.data.base import Sequences
+from repsim_cli.data.copies import count_copied_texts, warn_of_copies
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import count_most_rows
 from repsim_cli.engine.checks import (
@@ -157,10 +157,8 @@ class Comparison(Extraction):
         """Warns where many of the texts that are read are copies."""
         if (given := next(iter(sequences.values()), None)) is None:
             return
-        read = np.unique(given.document[given.text])
-        copies = len(given.copies.keys() & set(read.tolist()))
         then = {"then": "errors take them as independent"} if self.extract.pooled else {}
-        warn_of_copies(copies, len(read), run.warn, "data", **then)
+        warn_of_copies(*count_copied_texts(given), run.warn, "data", **then)
 
     def _units(self) -> tuple[Exchange | None, str]:
         """Finds the units whose random pairings chance is of; or None, and why it is not known."""

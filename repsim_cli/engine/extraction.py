@@ -20,7 +20,6 @@ from repsim_cli.activations.inputs import (
     pair_rows,
     try_sequences,
 )
-from repsim_cli.activations.next_token import find_copies, join_copied_documents, warn_of_copies
 from repsim_cli.activations.places import list_row_documents, list_row_labels
 from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
 from repsim_cli.activations.row_batches import select_batch_rows
@@ -28,6 +27,7 @@ from repsim_cli.activations.rows import check_stored_rows, count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.copies import count_copied_texts, find_equal_sequences, warn_of_copies
 from repsim_cli.engine.study import OfRows
 from repsim_cli.models.source import AnySource, PrecomputedIds, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
@@ -171,26 +171,19 @@ class Extraction:
     def find_documents(
         self, sequences: Mapping[str, Sequences], warn: Callable[[str], None] | None = None
     ) -> Int[np.ndarray, " n"]:
-        """Finds the document of every sampled row; a stored row that no document is known of is one by itself.
+        """Finds the document of every sampled row, of copies of a text the first, so that none is on both sides of a
+        split or counts twice in an error; a stored row that no document is known of is one by itself.
 
-        warn: makes copies of a document one with the first, so that none is on both sides of a split or counts twice in
-            an error, and warns of many; None: they stay apart.
+        warn: is told where many texts are copies.
         """
         numbers, given = self.numbers(0), next(iter(sequences.values()), None)
         if given is not None:
-            found = list_row_documents(given, self.extract) if warn is None else self._join_copies(given, warn)
-            return found[numbers]
+            if warn is not None:
+                warn_of_copies(*count_copied_texts(given), warn, "data")
+            found = list_row_documents(given, self.extract)
+            return (find_equal_sequences(given)[found] if self.extract.pooled else found)[numbers]
         told = find_stored_documents(self.readings)
         return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
-
-    def _join_copies(self, given: Sequences, warn: Callable[[str], None]) -> Int[np.ndarray, " n"]:
-        """Finds the document of every row; of copies, the first."""
-        if self.extract.pooled:
-            same = find_copies(given)
-            warn_of_copies(len(same) - len(np.unique(same)), len(same), warn, "data")
-            return same[list_row_documents(given, self.extract)]
-        joined = replace(given, document=join_copied_documents(given, warn, "data"))
-        return list_row_documents(joined, self.extract)
 
     def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
         """The classes of the rows of a batch, by its number; None where the data has no classes."""

@@ -10,7 +10,7 @@ from repsim_cli.activations.next_token import number_documents
 from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract
-from repsim_cli.data.packing import number_texts
+from repsim_cli.data.copies import number_texts
 from repsim_cli.runs import reader
 
 LONG = "rain falls on the roof all night and the gutters run over again"

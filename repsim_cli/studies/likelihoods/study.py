@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
 from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
-from repsim_cli.activations.next_token import HEAD, compute_logits_at, find_copies, number_documents
+from repsim_cli.activations.next_token import HEAD, compute_logits_at, number_documents
 from repsim_cli.activations.readings import assign_devices, choose_loading
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
+from repsim_cli.data.copies import find_equal_sequences
 from repsim_cli.engine.bounds import (
     bound_sequence_length,
     check_memory,
@@ -113,7 +114,7 @@ class Likelihoods(Study):
             sequences = make_noted_sequences(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             first = next(iter(sequences.values()))
             kept = np.all([mark_scored(given).any(1) for given in sequences.values()], axis=0)
-            if (count := len(np.unique(find_copies(first)[kept]))) < LEAST:
+            if (count := len(np.unique(find_equal_sequences(first)[kept]))) < LEAST:
                 raise BadInput(
                     f"data: {LEAST} different texts of two words or more are needed, got {count}; read more "
                     "(extract.sequences)"

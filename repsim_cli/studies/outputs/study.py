@@ -16,7 +16,6 @@ from repsim_cli.activations.inputs import (
     load_tokenizers,
     name_errors,
 )
-from repsim_cli.activations.next_token import join_copied_documents
 from repsim_cli.activations.outputs import compute_logits, limit_output_padding
 from repsim_cli.activations.readings import assign_devices
 from repsim_cli.base.errors import BadInput
@@ -24,6 +23,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.copies import count_copied_texts, warn_of_copies
 from repsim_cli.data.labels import Scoring, match_labels
 from repsim_cli.engine.bounds import (
     bound_sequence_length,
@@ -177,7 +177,8 @@ class Outputs(Study):
                         "study=likelihoods, or models that share a tokenizer"
                     )
             scored = self._choose_scoring(sequences)
-            documents = join_copied_documents(sequences[first], run.warn, "outputs")
+            warn_of_copies(*count_copied_texts(sequences[first]), run.warn, "outputs")
+            documents = sequences[first].join_copies(sequences[first].document)
         with run.stage("models"):
             run.input("models", {label: source.identity() for label, source in self.models.items()})
             modules = {label: name_errors(label, self._load_model, label) for label in self.models}

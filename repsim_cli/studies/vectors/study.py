@@ -333,8 +333,8 @@ def split_documents(documents: Int[np.ndarray, " n"], share: float, seed: int) -
     left = np.flatnonzero(np.isin(documents, names[count:]))
     if min(count, len(names) - count) < FEWEST or len(left) < LEAST:
         raise BadInput(
-            f"data: too few documents, got {count} to fit on and {len(names) - count} of {len(left)} rows held out; "
-            f"give {FEWEST} for each and {LEAST} rows, or another options.train_share"
+            f"data: too few different documents, got {count} to fit on and {len(names) - count} of "
+            f"{len(left)} rows held out; give {FEWEST} for each and {LEAST} rows, or another options.train_share"
         )
     return Half(rows, left)
 
