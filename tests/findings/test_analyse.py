@@ -204,7 +204,7 @@ def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished
 
 
 def test_the_page_lists_every_claim():
-    """Its verdicts are those of `repsim claims --check tiny`, which CI runs."""
+    """Its verdicts are those of `repsim claims --check tiny`, which `make nightly` runs."""
     page = (Path(__file__).parents[2] / "experiments" / "claims.md").read_text()
     claims = sorted(find_claims(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
     rows = [line for line in page.splitlines() if line.startswith("| `")]
