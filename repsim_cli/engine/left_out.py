@@ -15,6 +15,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.cost import Cost, estimate_pairs_cost
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.scatter import MOST, SCATTER, choose_clusters, choose_layers, compute_scatter
@@ -27,12 +28,11 @@ FAR = 0.995  # of normal values; as much farther as Student's t goes there, erro
 
 
 def make_left_out_observer(comparison: Comparison, labels: Callable[[int], Tensor | None]) -> Beside | None:
-    """Makes what observes the scatter beside the values of the only batch; None where no layers of several models are
-    held together, or none of its measures needs it. labels(batch): a class code per row."""
-    measures = {label: measure for label, measure in comparison.measures.items() if _takes_left_out(measure)}
-    several = 1 < len(comparison.readings) < len(comparison.layers)
-    held = comparison.extract.estimate == "full" and comparison.groups is None and comparison.significance.chance
-    if not (measures and several and held):
+    """Makes what observes the scatter beside the values of the only batch; None where no measure needs it.
+
+    labels(batch): a class code per row.
+    """
+    if not (measures := find_left_out_measures(comparison)):
         return None
 
     def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
@@ -46,6 +46,25 @@ def make_left_out_observer(comparison: Comparison, labels: Callable[[int], Tenso
         return measure_left_out(measures, representations, documents, **given)
 
     return observe
+
+
+def find_left_out_measures(comparison: Comparison) -> dict[str, Measure]:
+    """Finds the measures of a comparison that need it; none where no layers of several models are held together."""
+    several = 1 < len(comparison.readings) < len(comparison.layers)
+    held = comparison.extract.estimate == "full" and comparison.groups is None and comparison.significance.chance
+    if not (several and held):
+        return {}
+    return {label: measure for label, measure in comparison.measures.items() if _takes_left_out(measure)}
+
+
+def estimate_left_out_cost(comparison: Comparison, rows: int) -> Cost:
+    """Estimates what leaving out groups of documents takes. rows: of the comparison."""
+    places = choose_layers(len(comparison.layers))
+    widths, pairs = [comparison.layers[place].width for place in places], len(places) * (len(places) - 1) // 2
+    some = min(rows, MOST)
+    groups = _count_groups(some * max(widths), comparison.pairs * rows / some / pairs)
+    measures = find_left_out_measures(comparison).values() if groups >= FEWEST else ()
+    return estimate_pairs_cost(measures, widths, pairs, some, comparison.hardware, batches=groups)
 
 
 def measure_left_out(
@@ -79,7 +98,7 @@ def measure_left_out(
         layers = [layer[rows.to(layer.device)] for layer in layers]
         labels, apart = (None if each is None else each[rows.to(each.device)] for each in (labels, apart))
     most = len(representations) * (len(representations) - 1) // 2 * len(representations[0]) / len(layers[0])
-    groups = divide_documents(documents, _count_groups(layers, most / pairs))
+    groups = divide_documents(documents, _count_groups(max(layer.numel() for layer in layers), most / pairs))
     sizes = np.bincount(groups)
     rest, shapes = len(groups) - int(sizes.max()), [tuple(layer.shape) for layer in layers]
     measures = {label: measure for label, measure in measures.items() if _takes_rows(measure, rest, shapes, labels)}
@@ -118,10 +137,10 @@ def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
     return np.unique((middles * count).astype(int)[ids], return_inverse=True)[1]
 
 
-def _count_groups(layers: Sequence[Tensor], most: float) -> int:
-    """Counts the groups that may be left out. most: so often takes as long as the map, where layers are large."""
-    small = max(layer.numel() for layer in layers) <= SMALL
-    return GROUPS if small else min(GROUPS, int(most))
+def _count_groups(cells: int, most: float) -> int:
+    """Counts the groups that may be left out. cells: of the largest layer. most: leaving out this many takes as long as
+    the map."""
+    return GROUPS if cells <= SMALL else min(GROUPS, int(most))
 
 
 def _find_scatter(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> Tensor | None:

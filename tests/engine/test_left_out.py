@@ -107,3 +107,10 @@ def test_a_run_concludes_by_it_but_for_measures_of_single_rows():
     found = repsim_cli.compare(models, measures=names[:1], settings=without)
     (measured,) = reader.read_results(found.folder).measures
     assert "scatter" not in (measured.chance or {})
+
+
+def test_a_plan_names_the_measures_and_what_it_takes(repsim):
+    words = "run", "model=[tiny_a,tiny_b]", "measure=[cka,procrustes]", "extract.estimate=full", "dry_run=true"
+    planned = [repsim(*words, *more)[1] for more in ((), ("significance.chance=false",))]
+    assert "errors, from leaving out groups of documents: procrustes\n" in planned[0]
+    assert [text.count("    errors: ") for text in planned] == [2, 0]  # operations and time

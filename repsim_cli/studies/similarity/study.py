@@ -13,6 +13,7 @@ from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
 from repsim_cli.engine.grouped import choose_models, list_group_members, select_group_models
+from repsim_cli.engine.left_out import estimate_left_out_cost, find_left_out_measures
 from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pair_units import PairWorker, list_pair_units, list_permutation_units
 from repsim_cli.engine.permutations import split_permutations
@@ -84,6 +85,9 @@ class Similarity(Study):
         """Describes what a run would do: models, layers, pairs, forward passes, memory in GB."""
         compared = self.comparison
         costs = footprint.estimate_costs(compared, compared.pairs)
+        rows = footprint.count_rows_per_comparison(compared)
+        if left_out := find_left_out_measures(compared):
+            costs["errors"] = estimate_left_out_cost(compared, rows)
         if self.robustness:
             costs["similarity"] = len(REMEDIES) * costs["similarity"]
         if self.fewer_rows:
@@ -101,13 +105,14 @@ class Similarity(Study):
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "pairs of rows": footprint.describe_planned_pairs(compared),
             "chance": footprint.describe_planned_chance(compared),
+            **({"errors, from leaving out groups of documents": list(left_out)} if left_out else {}),
             **({"budget": budget.plan_budget(compared)} if compared.significance.budget else {}),
             "estimate": compared.extract.estimate,
             **footprint.describe_rows_and_passes(compared),
             **describe_needs(
                 costs,
                 compared.hardware,
-                memory=footprint.estimate_comparison_memory(compared, footprint.count_rows_per_comparison(compared)),
+                memory=footprint.estimate_comparison_memory(compared, rows),
                 disk=footprint.estimate_disk(compared),
                 activations=footprint.count_stored(compared),
                 figures=len(compared.measures),
