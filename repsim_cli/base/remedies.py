@@ -14,7 +14,7 @@ REMEDIED: dict[str, Callable[[Any], str]] = {
     "skip": lambda places: f"without the first {places} places",
     "skip_tokens": lambda names: f"without {', '.join(names)}",
     "drop_features": lambda share: f"without features above {share:g} of the variance",
-    "normalise": NORMALISED.__getitem__,
+    "normalise": lambda name: NORMALISED.get(name, f"normalise {name}"),
 }
 
 

@@ -39,9 +39,7 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
         yield from wrap_sentence(text)
     if (given := manifest.get("data")) is not None:
         yield f"  data: {_say_read(given)}"
-    if treated := say_treatment(manifest.get("remedies", {})):
-        taken = TAKEN.get(manifest["remedies"].get("normalise"))
-        yield f"  rows: {treated}" + (f" ({taken})" if taken else "")
+    yield from say_treated_rows(manifest)
     left = list(manifest["warnings"])
     for number, measured in enumerate(whole.measures):
         about = [
@@ -52,6 +50,17 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
         yield from (f"    warning: {text}" for text in about)
     yield from (f"  warning: {text}" for text in left)
     yield from _say_result_files(folder)
+
+
+def say_treated_rows(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Says what was done to the rows before they were compared, and how many were left out; empty where nothing was."""
+    remedies = manifest.get("remedies", {})
+    if not (treated := say_treatment(remedies)):
+        return
+    taken = TAKEN.get(remedies.get("normalise"))
+    left, share = (remedies.get(key) for key in ("rows_left_out", "share_left_out"))
+    treated += f" ({taken})" if taken else ""
+    yield f"  rows: {treated}" + (f"; {left:,} ({100 * share:.2g} %) left out" if left and share else "")
 
 
 def wrap_sentence(text: str) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import expand_path
-from repsim_cli.cli.answer import wrap_sentence
+from repsim_cli.cli.answer import say_treated_rows, wrap_sentence
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.sweep import show_sweep
@@ -48,10 +48,7 @@ def summarise_run(folder: Path) -> list[str]:
         lines += [line for text in list_sentences(folder, whole).say_main() for line in wrap_sentence(text)]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
-    if manifest.get("remedies"):
-        lines.append(
-            f"  remedies: {', '.join(f'{key} {_format_cell(value)}' for key, value in manifest['remedies'].items())}"
-        )
+    lines += say_treated_rows(manifest)
     if whole is not None:
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:

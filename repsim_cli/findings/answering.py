@@ -109,13 +109,13 @@ def say_closest(
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
     >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, None, 2])
-    'each layer of a is closest to the same layer of b (no value for y)'
+    'Each layer of a is closest to the same layer of b (no value for y)'
     >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, 1, 0], {"y"})
     "a's layers x and z are closest to b's x and x; 1 of 3 not told apart from the next"
     >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 1], None)
-    'each layer of a is closest to the same layer of b; errors are not known'
+    'Each layer of a is closest to the same layer of b; errors are not known'
     >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 0], {"x", "y"})
-    'no layer of a has a closest layer of b that is told apart from the next'
+    'No layer of a has a closest layer of b that is told apart from the next'
     """
     shown, said = name_by_block([*rows, *columns])
     blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
@@ -124,14 +124,14 @@ def say_closest(
         return f"{models[0]} and {models[1]}: no layers that can be compared"
     told = [i for i in known if rows[i] not in (untold or ())]
     if not told:
-        return f"no layer of {models[0]} has a closest layer of {models[1]} that is told apart from the next"
+        return f"No layer of {models[0]} has a closest layer of {models[1]} that is told apart from the next"
     doubt = f"; {len(known) - len(told)} of {len(known)} not told apart from the next" if len(told) < len(known) else ""
     doubt = "; errors are not known" if untold is None else doubt
     if len(known) > 1 and all(rows[i] == columns[closest[i] or 0] for i in known):
         lacking = [rows[i] for i in blocks if closest[i] is None]
         named = ", ".join(lacking) if len(lacking) <= NAMED else f"{len(lacking)} layers"
         without = f" (no value for {named})" if lacking else ""
-        return f"each layer of {models[0]} is closest to the same layer of {models[1]}{without}{doubt}"
+        return f"Each layer of {models[0]} is closest to the same layer of {models[1]}{without}{doubt}"
     count = min(NAMED, len(told))
     places = [told[round(i * (len(told) - 1) / max(count - 1, 1))] for i in range(count)]
     names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]

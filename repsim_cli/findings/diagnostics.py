@@ -79,7 +79,7 @@ def join_layer_names(names: Sequence[str]) -> str:
 def describe_concentrated_layers(
     run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics
 ) -> Iterator[str]:
-    """A line per model that has layers to be named."""
+    """Says which layers of which model are concentrated, a line each; what is to be done once, unless it differs."""
     cards = {measured.label: measured.card for measured in run.results.measures}
     used = run.manifest.get("remedies", {})
     looking = [label for label, card in cards.items() if card.get("sees_scale_of_features", True)]
@@ -87,6 +87,7 @@ def describe_concentrated_layers(
         seen = "none of the measures in use depends on the scale of features"
     else:
         seen = f"{', '.join(looking) or 'what follows'} {'say' if len(looking) > 1 else 'says'} little about the rest"
+    said = set[str]()
     for model, rows in layers.items():
         named = [row["layer"] for row in rows if is_concentrated(row, options)]
         if named:
@@ -94,6 +95,10 @@ def describe_concentrated_layers(
             placed = any(row[norm] is not None for row in rows for norm in NORMS[:PLACES])
             fit = {key: value for key, value in REMEDIES.items() if key not in used and (placed or key != "skip")}
             untried = " or ".join(f"extract.{key}={value}" for key, value in fit.items())
+            if untried in said:
+                yield f"model.{model}: likewise in {len(named)} of {len(rows)} layers ({join_layer_names(named)})"
+                continue
+            said.add(untried)
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "

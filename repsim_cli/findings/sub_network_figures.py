@@ -72,7 +72,8 @@ def draw_sub_networks(run: Finished, measure: Measured, matrix: Matrix, labels: 
     add_colour_bar(figure, image, write_bar_label(card))
     doubtful = labels.about.get("as walks", [])
     said = [_count(method, int(line.max()) + 1, method in doubtful) for method, line in groups.items()]
-    of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
+    each = ", a colour each" if any(line.max() for line in groups.values()) else ""
+    of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}{each}"
     told = any(line.max() and method not in doubtful for method, line in groups.items())
     set_headline(
         figure, f"{matrix.rows.model}: {'where its layers part' if told else 'how far apart its layers are'}", of
@@ -88,6 +89,7 @@ def _set_layer_ticks(axis: Any, axes: Any, names: list[str], inches: float) -> N
         axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=6.5, parse_math=False)
         axis.set_tick_params(length=2)
         if axis.axis_name == "x":
+            axis.set_tick_params(rotation=0 if max(map(len, shown)) < 3 else 90)
             axes.set_xlabel(said, fontsize=7, parse_math=False)
         return
     blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=read_block_number)]

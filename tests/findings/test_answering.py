@@ -88,7 +88,7 @@ def test_best_matches_of_noise_are_not_named():
         found = answering.find_closest_layers(of)
         untold = answering.list_untold_layers(found, answering.find_scatter(8, 0.02))
         closest = answering.find_closest_columns(values, True)
-        named += "no layer of a has" not in answering.say_closest(("a", "b"), names, names, closest, untold)
+        named += "No layer of a has" not in answering.say_closest(("a", "b"), names, names, closest, untold)
     assert named <= 5
 
 

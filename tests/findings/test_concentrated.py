@@ -62,6 +62,8 @@ def test_a_model_has_one_warning_that_names_layers_and_measures(tmp_path):
     (alone,) = diagnostics(run_of(tmp_path, rows), Diagnostics(), []).warnings
     assert "what follows says little about the rest" in alone
     assert diagnostics(run, Diagnostics(share=0.95), []).warnings == []
+    twice = diagnostics(run_of(tmp_path, [*rows, *(["n", *each[1:]] for each in rows[:2])]), Diagnostics(), []).warnings
+    assert twice == [alone, "model.n: likewise in 1 of 2 layers (resid_post@0)"]
 
 
 def test_places_are_skipped_only_where_rows_have_places(tmp_path):
