@@ -1,7 +1,7 @@
 """Promises of the sentences on two models: that unrelated ones are said to be so, and layers that are as alike to be as
 alike, whichever error the measure has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,6 +40,7 @@ SAID = [
     *((name, 8, 12, 25) for name in ("cka_unbiased", "mutual_knn", "rsa")),
     ("mutual_knn", 16, 500, 1),
 ]
+UNEVEN = (40, 3, 80, 12, 7, 22, 15, 60, 5, 9, 33, 18)  # rows of documents
 
 
 Model = dict[str, np.ndarray]
@@ -87,14 +88,34 @@ def find_trend(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
     return {name: f"are {MORE}" in of for name, of in said.items()}
 
 
-def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
-    """Says whether the answer says of two unrelated models that they are alike."""
+def stretch_one_direction(rows: np.ndarray, rng: Rng) -> np.ndarray:
+    """Gives one direction 99 % of the variance."""
+    first = rows[:, :1] * np.sqrt(99 * (rows.shape[1] - 1))
+    return np.concatenate([first, rows[:, 1:]], 1)
+
+
+def make_few_giant(rows: np.ndarray, rng: Rng) -> np.ndarray:
+    """Makes 2 % of the rows a hundred times as long, of a layer as of no other."""
+    scales = np.where(rng.permutation(len(rows)) < len(rows) / 50, 100.0, 1.0)
+    return rows * scales[:, None]
+
+
+ODD: dict[str, Callable[[np.ndarray, Rng], np.ndarray]] = {
+    "one direction has 99 % of the variance": stretch_one_direction,
+    "2 % of the rows are giant": make_few_giant,
+}
+
+
+def says_more(layers: int, count: int, size: int | tuple[int, ...], name: str, rng: Rng, odd: str = "") -> bool:
+    """Says whether the answer says of two unrelated models that they are alike. size: of the documents, or of each.
+    odd: what is odd about the rows."""
     documents = np.repeat(np.arange(count), size)
 
     def model() -> Model:
         stream = rng.normal(size=(count, 16))[documents] + rng.normal(size=(len(documents), 16))
         noise = rng.normal(size=(layers, len(documents), 24))
-        return {f"layer {i}": stream @ rng.normal(size=(16, 24)) + noise[i] for i in range(layers)}
+        made = [stream @ rng.normal(size=(16, 24)) + noise[i] for i in range(layers)]
+        return {f"layer {i}": ODD[odd](rows, rng) if odd else rows for i, rows in enumerate(made)}
 
     said = say((model(), model()), documents, [name])[name]
     return NOTHING not in said and BLIND not in said
@@ -120,6 +141,21 @@ PROMISES: list[Promise] = [
             0.05, 100, partial(says_more, layers, count, size, name),
         )
         for name, layers, count, size in SAID
+    ),
+    *(
+        Promise(
+            SENTENCE, f"unrelated models, 4 layers each, 12 documents of 3 to 80 rows; {name}", "level", 0.05, 100,
+            partial(says_more, 4, len(UNEVEN), UNEVEN, name),
+        )
+        for name in ("cka_unbiased", "mutual_knn", "rsa", "procrustes")
+    ),
+    *(
+        Promise(
+            SENTENCE, f"unrelated models, 4 layers each, 200 documents of 1 rows, {odd}; {name}", "level", 0.05, 100,
+            partial(says_more, 4, 200, 1, name, odd=odd),
+        )
+        for odd in ODD
+        for name in ("cka_unbiased", "mutual_knn", "rsa")
     ),
     *(promise for shape in ((4, 200, 1), (12, 20, 10)) for promise in of_depth(*shape)),
 ]  # fmt: skip

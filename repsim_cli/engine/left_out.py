@@ -18,7 +18,7 @@ from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, estimate_pairs_cost
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST, SCATTER, choose_clusters, choose_layers, compute_scatter
+from repsim_cli.engine.scatter import MOST, SCATTER, choose_clusters, choose_layers, describe_scatter
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 
@@ -122,8 +122,12 @@ def measure_left_out(
             left.setdefault(label, []).append(values.cpu())
     kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
     wide = _compare_with_normal(len(sizes) - 1) * math.sqrt(share)
-    scatter = {label: _find_scatter(torch.stack(values), kept) for label, values in left.items()}
-    return {(label, SCATTER): wide * found for label, found in scatter.items() if found is not None}
+    found = {label: _describe_left_out(torch.stack(values), kept) for label, values in left.items()}
+    return {
+        (label, name): value * (wide if name == SCATTER else 1)
+        for label, some in found.items()
+        for name, value in some.items()
+    }
 
 
 def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
@@ -143,10 +147,10 @@ def _count_groups(cells: int, most: float) -> int:
     return GROUPS if cells <= SMALL else min(GROUPS, int(most))
 
 
-def _find_scatter(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> Tensor | None:
-    """Finds the scatter of values without each group of documents. kept: the share of the rows that are left."""
+def _describe_left_out(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> dict[str, Tensor]:
+    """Describes the scatter of values without each group of documents. kept: the share of the rows that are left."""
     influence = kept * (left.mean(0) - left)
-    return compute_scatter({(a, b): influence[:, a, b] for a, b in combinations(range(left.shape[1]), 2)})
+    return describe_scatter({(a, b): influence[:, a, b] for a, b in combinations(range(left.shape[1]), 2)})
 
 
 def _takes_left_out(measure: Measure) -> bool:

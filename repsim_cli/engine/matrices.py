@@ -202,6 +202,7 @@ def estimate_matrices(
                 of_batch,
                 make_chance_observer(comparison),
                 single=extract.estimate == "full" and comparison.groups is None,
+                models=comparison.places,
             ),
             beside=floor.combine_observers(
                 [

@@ -3,7 +3,7 @@ layers of the same rows."""
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, combinations_with_replacement
 
@@ -27,7 +27,9 @@ MOST = 10_000  # rows, whose cells are computed once more; of more rows, as many
 RUNS = 32  # of neighbouring clusters, which stand for all where there are more rows
 LEAST = 8  # clusters that may stand for all
 LAYERS = 4  # whose values say how far all scatter
-SCATTER = "scatter"  # the name of that
+PAIRS = 10  # of models, whose closest layers have errors of their own
+SCATTER, CLOSEST, DRAWN = "scatter", "closest", "documents"  # names of what is read: how far, the same of the closest
+# layers, and over how many documents, or groups of them
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
@@ -137,26 +139,35 @@ def convert_to_influence(
 
 def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """Reads what `measure_scatter` gave, if anything."""
-    return {SCATTER: float(statistics[SCATTER])} if SCATTER in statistics else {}
+    found = {name: float(statistics[name]) for name in (SCATTER, CLOSEST, DRAWN) if name in statistics}
+    return found | ({DRAWN: int(found[DRAWN])} if DRAWN in found else {})
 
 
 def measure_scatter(
-    measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray, most: int = MOST
+    measure: Measure,
+    prepared: Prepared,
+    values: Matrix,
+    clusters: np.ndarray,
+    most: int = MOST,
+    models: Sequence[slice] = (),
 ) -> dict[str, Tensor]:
     """Measures how far values of layers lie apart by the clusters that were drawn: the standard error of the difference
     of two values of the same rows over the square root of two, the median over values of a few layers, without those
-    that share a layer where there are others, since these differ less; of measures that are normalised inner products
-    or means over rows, else empty, and where there are no two such values.
+    that share a layer where there are others, since these differ less; and the standard error of the closest layers of
+    two models, the median over pairs of models, which few rows may bring together; of measures that are normalised
+    inner products or means over rows, else empty, and where there are no two such values.
 
     Of inner products of more than `most` rows some clusters stand for all, so that as many cells are computed as of
     `most` rows; empty where these are fewer than LEAST. Of means over rows what a cluster does as neighbours of others'
-    rows is not measured: NEIGHBOURS stands for it.
+    rows is not measured: NEIGHBOURS stands for it. models: the layers of each.
     """
-    layers = choose_layers(len(values))
-    pairs = list(combinations(range(len(layers)), 2))
+    spread = list(combinations(choose_layers(len(values)), 2))
+    closest = find_closest_layers(values if measure.card.larger_is_closer else -values, models)
+    pairs = list(dict.fromkeys([*spread, *closest]))
     if isinstance(prepared, PreparedProducts):
         if not is_cosine(measure):
             return {}
+        layers = sorted({layer for pair in pairs for layer in pair})
         states = {prepared.measure.row: [prepared.states[prepared.measure.row][layer] for layer in layers]}
         some = replace(prepared, states=states, norms=prepared.norms[layers])
         part = 1.0
@@ -168,18 +179,49 @@ def measure_scatter(
                 return {}
             shares, part = compute_chosen_shares(some, clusters, chosen), chosen.mean()
         influence = convert_to_influence(shares, some, values[layers][:, layers]) / math.sqrt(part)
-        influences = [influence[:, a, b] for a, b in pairs]
+        influences = [influence[:, layers.index(a), layers.index(b)] for a, b in pairs]
     else:
         if (of_rows := prepared.measure.of_rows) is None:
             return {}
         _, ids = np.unique(clusters, return_inverse=True)
         of, influences = torch.from_numpy(ids), list[Tensor]()
         for a, b in pairs:
-            rows = of_rows([prepared.states[layers[a]]], [prepared.states[layers[b]]])[0, 0].double().cpu()
+            rows = of_rows([prepared.states[a]], [prepared.states[b]])[0, 0].double().cpu()
             rows = NEIGHBOURS * (rows - rows.mean())
             influences.append(rows.new_zeros(int(of.max()) + 1).index_add_(0, of, rows) / len(rows))
-    found = compute_scatter(dict(zip(pairs, influences, strict=True)))
-    return {} if found is None else {SCATTER: found}
+    by_pair = dict(zip(pairs, influences, strict=True))
+    return describe_scatter({pair: by_pair[pair] for pair in spread}, [by_pair[pair] for pair in closest])
+
+
+def describe_scatter(
+    spread: Mapping[tuple[int, int], Float[Tensor, " clusters"]], closest: Sequence[Float[Tensor, " clusters"]] = ()
+) -> dict[str, Tensor]:
+    """Describes the influence of clusters on values by their scatter, the error of those of the closest layers, and the
+    number of clusters; empty where the scatter is not known. closest: of every two models."""
+    if (scatter := compute_scatter(spread)) is None:
+        return {}
+    count = len(next(iter(spread.values())))
+    found = {SCATTER: scatter, DRAWN: torch.tensor(float(count))}
+    errors = [(each.square().sum() * count / (count - 1)).sqrt() for each in closest if each.isfinite().all()]
+    return found | ({CLOSEST: torch.stack(errors).median()} if errors else {})
+
+
+def find_closest_layers(closeness: Matrix, models: Sequence[slice]) -> list[tuple[int, int]]:
+    """Finds the two layers of every two models, of at most PAIRS of these, that are the closest; none where no two of
+    theirs have a value.
+
+    >>> find_closest_layers(torch.tensor([[9., 1, 2], [1, 9, 3], [2, 3, 9]]), [slice(0, 2), slice(2, 3)])
+    [(1, 2)]
+    """
+    of_two = list(combinations(models, 2))
+    found = []
+    for place in np.unique(np.linspace(0, len(of_two) - 1, PAIRS).round().astype(int)) if of_two else ():
+        rows, columns = of_two[place]
+        block = closeness[rows, columns].cpu().nan_to_num(nan=-math.inf)
+        if block.numel() and block.max() > -math.inf:
+            row, column = divmod(int(block.argmax()), block.shape[1])
+            found.append((rows.start + row, columns.start + column))
+    return found
 
 
 def choose_layers(count: int) -> list[int]:

@@ -107,10 +107,16 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
 
 
 def make_statistics_observer(
-    settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics, *, single: bool = False
+    settings: Significance,
+    clusters: Callable[[int], np.ndarray],
+    chance: Statistics,
+    *,
+    single: bool = False,
+    models: Sequence[slice] = (),
 ) -> Statistics:
     """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole.
     chance: what batches say of it. single: whether there is one batch, whose values have no error without a jackknife.
+    models: the layers of each.
     """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
@@ -121,7 +127,7 @@ def make_statistics_observer(
             if settings.jackknife:
                 observed["se"] = jackknife(prepared, values, clusters(batch))
         if single and not settings.jackknife:
-            observed |= measure_scatter(measure, prepared, values, clusters(batch))
+            observed |= measure_scatter(measure, prepared, values, clusters(batch), models=models)
         return observed
 
     return observe

@@ -308,9 +308,10 @@ def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
     pairings of the rows give; None where their spread is not known."""
     known = measured.chance or {}
     spread, freedom = known.get("spread"), known.get("orders", 0) - (known.get("mean") != "exact")
-    if not (spread and cells and freedom > 0):
-        return None
-    return find_t_quantile(LEVEL / cells, freedom) * spread
+    error, documents = max(known.get("scatter") or 0.0, known.get("closest") or 0.0), known.get("documents") or 0
+    parts = ((spread, freedom), (error, documents - 1))
+    margins = [find_t_quantile(LEVEL / cells, free) * each for each, free in parts if each and cells and free > 0]
+    return max(margins, default=None)
 
 
 def judge_chance(measured: Measured, sides: Sides) -> str:

@@ -7,7 +7,7 @@ import repsim_cli
 from repsim_cli import measures
 from repsim_cli.engine.left_out import FEWEST, GROUPS, SMALL, divide_documents, measure_left_out
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST
+from repsim_cli.engine.scatter import MOST, SCATTER
 from repsim_cli.runs import reader
 
 NAMES = ("procrustes", "mean_cca", "linear_regression", "relative_l2", "ridge")
@@ -16,7 +16,7 @@ NAMES = ("procrustes", "mean_cca", "linear_regression", "relative_l2", "ridge")
 def observe(layers, documents, names=NAMES, **given):
     chosen = {name: measures.get(name) for name in names}
     found = measure_left_out(chosen, layers, np.asarray(documents), **given)
-    return {label: float(scatter) for (label, _), scatter in found.items()}
+    return {label: float(scatter) for (label, what), scatter in found.items() if what == SCATTER}
 
 
 def test_it_is_the_spread_over_draws_and_a_margin():

@@ -12,16 +12,17 @@ from repsim_cli.engine.scatter import (
     compute_chosen_shares,
     compute_document_shares,
     compute_influence,
+    find_closest_layers,
     measure_scatter,
     read_scatter,
 )
 
 
-def observe(name, layers, documents):
+def observe(name, layers, documents, models=()):
     found = {}
 
     def watch(label, measure, prepared, values):
-        found.update(measure_scatter(measure, prepared, values, documents))
+        found.update(measure_scatter(measure, prepared, values, documents, models=models))
 
     values = compute_all_pairs({name: measures.get(name)}, layers, observe=watch)[name]
     return values, read_scatter(found)
@@ -51,9 +52,25 @@ def test_what_has_none():
     assert observe("cka", layers[:2], each)[1] == {}  # one value
     assert observe("cka", layers, each * 0)[1] == {}  # one document
     assert observe("mutual_knn", layers, each * 0)[1] == {}
-    assert observe("cka", layers, each)[1].keys() == {"scatter"}
+    assert observe("cka", layers, each)[1].keys() == {"scatter", "documents"}
+    assert observe("cka", layers, each, [slice(0, 2), slice(2, 6)])[1].keys() == {"scatter", "documents", "closest"}
     many = [torch.randn(MOST + 1, 2) for _ in range(3)]
     assert observe("cka", many, np.arange(MOST + 1) // 5000)[1] == {}  # no document can stand for all
+
+
+def test_the_closest_layers_have_an_error_of_their_own():
+    """Five giant rows, one of them in the same place of both, bring two layers together."""
+    rng, models, each = np.random.default_rng(2), [slice(0, 3), slice(3, 6)], np.arange(60)
+    layers = [torch.from_numpy(rng.normal(size=(60, 8))).float() for _ in range(6)]
+    layers[1][:5] *= 20
+    layers[5][4:9] *= 20
+    values, found = observe("cka", layers, each, models)
+    assert find_closest_layers(values, models) == [(1, 5)]
+    assert found["documents"] == 60
+    assert found["closest"] > 3 * found["scatter"]
+    assert 2 * found["closest"] > values[1, 5]
+    _, of_rows = observe("mutual_knn", layers, each, models)
+    assert 0.2 < of_rows["closest"] / of_rows["scatter"] < 5
 
 
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased", "rsa"])

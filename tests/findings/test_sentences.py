@@ -15,10 +15,11 @@ NAN = np.nan
 
 def say(
     *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=0.0002, beside=None, null=None,
-    back=None, order="ab",
+    back=None, order="ab", **more,
 ):  # fmt: skip
     """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name.
-    back: of one measure that has a direction, the map from b to a. order: which model is named first."""
+    back: of one measure that has a direction, the map from b to a. order: which model is named first. more: what else is
+    known of chance."""
     arrays, measures = {}, []
     for number, values in enumerate(map(np.array, maps)):
         arrays |= {f"{number}": values.astype(float), f"chance{number}": np.full(values.shape, chance)}
@@ -37,7 +38,8 @@ def say(
         measures.append(
             Measured(
                 name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=matrices,
-                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter}, null=null,
+                chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter} | more,
+                null=null,
             )
         )  # fmt: skip
     return list(say_how_alike(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
@@ -186,6 +188,16 @@ def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within
     """One pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
     assert say([[beyond]], larger=larger, chance=chance, spread=0.03)[0].endswith(said)
     assert NOTHING in say([[within]], larger=larger, chance=chance, spread=0.03)[0]
+
+
+@pytest.mark.parametrize("known", [{"scatter": 0.04}, {"scatter": 1e-5, "closest": 0.04}])
+def test_chance_reaches_as_far_as_the_drawn_documents_say(known):
+    """Of few documents of other lengths pairings hardly differ: 0.002 of t with 11 degrees of freedom are beyond
+    3.633."""
+    for spread in (1e-4, None):
+        assert "chance at most 0.15" in say([[0.14]], chance=0.001, spread=spread, documents=12, **known)[0]
+        assert NOTHING in say([[0.14]], chance=0.001, spread=spread, documents=12, **known)[0]
+        assert NOTHING not in say([[0.2]], chance=0.001, spread=spread, documents=12, **known)[0]
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 8, 15, 64])
