@@ -68,7 +68,9 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
     if extract.unit in WORDS:
         if data.modalities != {"text"}:
             rows = "pooled" if "text" in data.modalities else "tokens"
-            raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows}")
+            raise BadInput(
+                f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows} (compare: --rows {rows})"
+            )
         if extract.unit == "span" and not data.spanned:
             raise BadInput(
                 f"extract.unit: spans need data that marks them, got {data.source}; name their column: "
@@ -395,5 +397,5 @@ def _read_vocabulary(tokenizer: Any) -> Any:
 def _explain_other_tokenizer(first: str, other: str, how: str) -> BadInput:
     return BadInput(
         f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; use extract=pooled (a row per document "
-        "or example), or extract=words (a row per word), or models that share a tokenizer"
+        "or example) or extract=words (a row per word; compare: --rows words), or models that share a tokenizer"
     )

@@ -124,7 +124,7 @@ def _check_places(label: str, source: Source, read: Mapping[HookPoint, tuple[int
             given = "of any size" if source.context == 1 else f"of {source.context} places"
             raise BadInput(
                 f"extract.unit, model.{label}: {point} has places of its own, got {places} for images {given}; use "
-                "extract=pooled"
+                "extract=pooled (compare: --rows pooled)"
             )
 
 

@@ -121,8 +121,8 @@ def choose_sample(
             rows, error = _read_largest_error(folder)
         if math.isnan(error):
             raise BadInput(
-                f"until: errors are those of leaving documents out, got {rows:,} rows of one document; give texts of "
-                "several (.jsonl, .csv), or drop it"
+                f"until: errors are those of leaving documents out, got {rows:,} rows of one document; give several (a "
+                ".jsonl or .csv file, or data.sample_by=paragraph or line of a .txt file), or drop it"
             )
         tell(f"until: {rows:,} rows have standard errors of at most {error:.2g} by {named}, asked for {target:g}")
         if error <= target:

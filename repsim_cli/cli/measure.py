@@ -19,6 +19,11 @@ def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from repsim_cli import measures
 
+    if expand_path(parsed.name).is_file() and parsed.name not in (ALL, *measures.names()):
+        raise BadInput(
+            f"NAME: the name of a measure comes before the files, got the file '{parsed.name}'; write repsim measure "
+            "NAME X.npy Y.npy, NAME of repsim list measure, or all"
+        )
     settings = parse_settings(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")

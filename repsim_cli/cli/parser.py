@@ -13,6 +13,8 @@ from repsim_cli.base.registry import did_you_mean
 
 MORE = {"compare": "two models are compared, more by repsim run model.LABEL=MODEL ...; "}  # words too many, by command
 
+LACKING = "the following arguments are required"  # how argparse says it
+
 STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
 
 
@@ -50,7 +52,16 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"no such word, got '{value}'; {did_you_mean(value, action.choices)}")
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith(LACKING):  # argparse names the last ones, whichever was left out
+            needed = [action for action in self._actions if action.required and not action.option_strings]
+            words = " ".join(_name_words(action) for action in needed)
+            raise BadInput(f"{self.prog}: too few words; give {words}, for {self.epilog}")
         raise BadInput(f"{self.prog}: {message}{' ' if message.endswith('?') else '; '}see {self.prog} --help")
+
+
+def _name_words(action: argparse.Action) -> str:
+    """Names what stands for an argument in the help, or the words that it may be."""
+    return "|".join(action.choices) if isinstance(action.choices, Mapping) else str(action.metavar)
 
 
 def read_column(word: str) -> int | str:

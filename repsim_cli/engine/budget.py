@@ -70,7 +70,10 @@ def check(comparison: Comparison) -> None:
             f"significance.budget: splits {', '.join(LINEAR)} and {NEIGHBOURS}, got {', '.join(names)}; add one of them"
         )
     if unit not in ("token", *WORDS):
-        raise BadInput(f"significance.budget: rows are tokens or words, got extract.unit={unit}; use extract=tokens")
+        raise BadInput(
+            f"significance.budget: rows are tokens or words, got extract.unit={unit}; use extract=tokens (compare: --rows "
+            "tokens)"
+        )
     if not any(source.modality == "text" for source in comparison.live.values()):
         raise BadInput(
             f"significance.budget: nothing says of which token the rows of '{next(iter(comparison.models))}' are, got "

@@ -40,6 +40,7 @@ from repsim_cli.runs.results import Run
 
 NONE = Significance(chance=False, floor=False)  # values alone
 WITHOUT_CHANCE = ("moments", "ratio_of_sums")  # estimates that hold no pairs of rows
+MORE_DOCUMENTS = "give more documents (of local text data.sample_by=paragraph makes one of each paragraph)"
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
@@ -200,10 +201,13 @@ class Comparison(Extraction):
                 lacking = f"extract.pairs: a batch has {lacking}"
                 if wanted == "other_documents":
                     raise BadInput(
-                        f"{lacking}, got other_documents; give more documents, raise the rows of a batch, or set "
+                        f"{lacking}, got other_documents; {MORE_DOCUMENTS}, raise the rows of a batch, or set "
                         "extract.pairs=all"
                     )
-                run.warn(f"{lacking}, so that all pairs of rows count; values are above 0 for unrelated models too")
+                run.warn(
+                    f"{lacking}, so that all pairs of rows count; values are above 0 for unrelated models too"
+                    + (f"; {MORE_DOCUMENTS}" if self.live else "")
+                )
                 return None
         return documents
 

@@ -1,6 +1,7 @@
 """Which rows are read of which models: a frozen value that studies hold."""
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -151,7 +152,8 @@ class Extraction:
             share = skipped / (total + skipped)
             run.manifest["remedies"] = {**extract.remedies, "rows_left_out": skipped, "share_left_out": share}
         if extract.estimate in OF_SAMPLE and total < asked:
-            cut = bool(sequences) and run.manifest["data"]["sequences"] >= extract.sequences
+            read, there = (run.manifest.get("data", {}).get(f"sequences{of}") for of in ("", "_available"))
+            cut = bool(sequences) and extract.sequences <= read < (math.inf if there is None else there)
             advice = "; raise extract.sequences for more" if cut else ""
             if "rows" not in extract.at_most:
                 run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")

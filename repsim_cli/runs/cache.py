@@ -43,7 +43,7 @@ from repsim_cli.runs.results import dumps, is_process_alive
 log = logging.getLogger("repsim")
 ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
 RECORD = "entry"
-DEFAULT_LIMIT = 20 * 10**9
+DEFAULT_LIMIT, LEAST = 20 * 10**9, 10**6  # bytes
 OTHER_FILES = 512  # that a run may open
 STALE = 24 * 3600  # seconds after which a reader on another machine is assumed to have ended
 _marked: Counter[Path] = Counter()  # uses by this process, by the mark that other processes see
@@ -76,6 +76,8 @@ def parse_size(text: str) -> int:
 
     >>> parse_size("1.5 GB")
     1500000000
+
+    Raises BadInput for what is none, and for one that holds no entry, as 5 without a unit.
     """
     units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     number = text.strip().upper()
@@ -86,6 +88,8 @@ def parse_size(text: str) -> int:
         raise BadInput(f"size: not a size, got '{text}'; e.g. 20GB") from None
     if size < 0:
         raise BadInput(f"size: negative, got '{text}'; e.g. 20GB")
+    if 0 < size < LEAST:
+        raise BadInput(f"size: {size} bytes hold nothing, got '{text}'; give a number with its unit, e.g. 20GB")
     return size
 
 

@@ -61,28 +61,31 @@ def find(run: str, root: Path | None = None, *, key: str = "RUN") -> Path:
     if (Path(run) / "manifest.json").is_file():
         return check_links_inside(Path(run))
     if Path(run).is_absolute():
-        _refuse_sweep(run, key)
-        raise BadInput(f"{key}: no run folder, got '{run}'; check the path, or see repsim list run")
+        _refuse_other_folder(run, key)
+        raise BadInput(f"{key}: no such folder, got '{run}'; check the path, or see repsim list run")
     known = list_run_folders(root)
     if not known:
+        _refuse_other_folder(run, key)
         raise BadInput(f"{key}: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
     if run == "latest":
         return check_links_inside(known[-1])
     names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
     matching = [folder for folder in known if run in names[folder]]
     if not matching:
-        _refuse_sweep(run, key)
+        _refuse_other_folder(run, key)
         hint = did_you_mean(run, {name for group in names.values() for name in group})
         hint = hint if len(hint) < 300 else "see repsim list run"
         raise BadInput(f"{key}: no such run in {root}, got '{run}'; {hint}")
     return check_links_inside(matching[-1])
 
 
-def _refuse_sweep(run: str, key: str) -> None:
-    """Raises BadInput where a sweep is named in place of a run."""
+def _refuse_other_folder(run: str, key: str) -> None:
+    """Raises BadInput where a sweep, or a file or folder that is no run, is named in place of a run."""
     if sweep := find_sweep(run):
         job = list_jobs(sweep)[0]["job"]
         raise BadInput(f"{key}: one run is needed, got the sweep '{run}'; name one of its jobs, e.g. {sweep / job}")
+    if Path(run).exists():
+        raise BadInput(f"{key}: no run folder, as it has no manifest.json, got '{run}'; see repsim list run")
 
 
 def find_sweep(name: str) -> Path | None:

@@ -219,7 +219,7 @@ def test_models_of_other_tokenizers_meet_on_pooled_examples(repsim, newest, tmp_
     assert code == 2
     assert (
         "error: model: tokenizers differ, got a different vocabulary for 'bert' than for 'tiny_a'; use extract=pooled "
-        "(a row per document or example), or extract=words (a row per word), or models that share a tokenizer"
+        "(a row per document or example) or extract=words (a row per word; compare: --rows words), or models that share a tokenizer"
     ) in err
 
 

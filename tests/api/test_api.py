@@ -102,7 +102,7 @@ def test_comparisons_of_one_second_have_a_folder_each(repsim, tmp_path, monkeypa
 
 def test_two_rows_are_too_few():
     """Biased CKA is 1 for any two rows of any models."""
-    with pytest.raises(BadInput, match="data: cka needs at least 3 rows, got 2; give more text"):
+    with pytest.raises(BadInput, match="data: cka needs at least 3 rows, got 2; give more rows"):
         repsim_cli.compare({"a": np.eye(2), "b": np.ones((2, 2)) - np.eye(2)}, measures=["cka"])
 
 
@@ -121,6 +121,7 @@ def test_fewer_texts_than_usual_are_a_warning_only_where_more_were_requested():
             {"extract.sequences": 50},
             ["extract.sequences: 50 rows are all that 50 sequences have; raise extract.sequences for more"],
         ),
+        ({"extract.sequences": 120}, []),
     ):
         found = repsim_cli.compare(
             ["tiny_a", "tiny_b"], TEXTS, measures=["cka"], rows="pooled", layers=["embed"], settings=settings

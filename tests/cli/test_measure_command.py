@@ -83,3 +83,13 @@ def test_a_step_of_which_something_is_said_is_not_silent(monkeypatch, capsys):
     with name_where_slow(lambda: "models", 0.01):
         time.sleep(0.2)
     assert capsys.readouterr().err == "a line\n"
+
+
+def test_files_without_the_name_of_a_measure(repsim, tmp_path):
+    np.save(file := tmp_path / "x.npy", np.eye(9))
+    _, out, err = repsim("measure", file, file, "cka")
+    assert (out, err) == (
+        "",
+        f"error: NAME: the name of a measure comes before the files, got the file '{file}'; write repsim measure NAME "
+        "X.npy Y.npy, NAME of repsim list measure, or all\n",
+    )

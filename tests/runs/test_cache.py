@@ -341,12 +341,12 @@ def test_one_process_computes_while_others_wait(tmp_path, own_cache):
     assert log.read_text() == "computed\n"
 
 
-@pytest.mark.parametrize(("text", "size"), [("20GB", 2 * 10**10), ("500 mb", 5 * 10**8), ("7", 7), ("1e3 kb", 10**6)])
+@pytest.mark.parametrize(("text", "size"), [("20GB", 2 * 10**10), ("500 mb", 5 * 10**8), ("0", 0), ("1e6", 10**6), ("1e3 kb", 10**6)])
 def test_sizes(text, size):
     assert cache.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "20 XB", "-3GB", "1..2"])
+@pytest.mark.parametrize("text", ["", "GB", "20 XB", "-3GB", "1..2", "7", "5KB"])
 def test_bad_sizes(text):
-    with pytest.raises(BadInput, match="size: (not a size|negative), got .*; e.g. 20GB"):
+    with pytest.raises(BadInput, match="size: (not a size|negative|[0-9]+ bytes hold nothing), got .* e.g. 20GB"):
         cache.parse_size(text)

@@ -94,6 +94,10 @@ def test_finding_runs(tmp_path):
     assert folders.find("00-alpha", tmp_path).name == "00-alpha"
     assert folders.find("2026-01-01/01-beta", tmp_path).name == "01-beta"
     assert folders.find(str(tmp_path / "2026-01-01" / "01-beta"), tmp_path).name == "01-beta"
+    (other := tmp_path / "other").mkdir()
+    for root in (tmp_path, other):
+        with pytest.raises(BadInput, match=f"RUN: no run folder, as it has no manifest.json, got '{other}'; see"):
+            folders.find(str(other), root)
     with pytest.raises(BadInput, match="RUN: no such run in .*, got 'bet'; did you mean 'beta'"):
         folders.find("bet", tmp_path)
     with pytest.raises(BadInput, match="RUN: no runs in .*, got 'latest'; start one with repsim run"):

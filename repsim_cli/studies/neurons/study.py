@@ -70,7 +70,9 @@ class UniversalNeurons(StudyOfRows):
 
     def _check_rows(self, rows: int) -> None:
         if rows < LEAST:
-            raise BadInput(f"data: correlations need {LEAST} rows, got {rows}; give more text")
+            raise BadInput(
+                f"data: correlations need {LEAST} rows, got {rows}; give more rows (more text, or a larger extract.sequences)"
+            )
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, a forward batch, rows, and sums of products between models and within layers."""
