@@ -69,7 +69,8 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
         if data.modalities != {"text"}:
             rows = "pooled" if "text" in data.modalities else "tokens"
             raise BadInput(
-                f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows} (compare: --rows {rows})"
+                f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows} (compare: --rows "
+                f"{rows})"
             )
         if extract.unit == "span" and not data.spanned:
             raise BadInput(

@@ -117,6 +117,40 @@ def say_count(count: int, unit: str) -> str:
     return " ".join([str(count), first if count == 1 else f"{first}s", *rest])
 
 
+def write_share(value: float) -> str:
+    """Writes a value that is about 1 at most with two decimals, and with more what is less and would be written as 1.
+
+    >>> write_share(0.5), write_share(0.998), write_share(0.9999999), write_share(1.0), write_share(-3.0)
+    ('0.50', '0.998', '0.99999', '1.00', '-3.00')
+    """
+    return _write_below(value, 1, ".2f")
+
+
+def write_interval(value: float, low: float, high: float) -> str:
+    """Writes a share with its interval.
+
+    >>> write_interval(0.996, 0.5, 1.0)
+    '0.996 [0.50, 1.00]'
+    """
+    return f"{write_share(value)} [{write_share(low)}, {write_share(high)}]"
+
+
+def write_percent(share: float, form: str = ".0f") -> str:
+    """Writes a share in percent, and what is less than all not as 100 %.
+
+    >>> write_percent(0.5), write_percent(0.998), write_percent(1), write_percent(1 / 3, ".3g")
+    ('50 %', '99.8 %', '100 %', '33.3 %')
+    """
+    return f"{_write_below(100 * share, 100, form)} %"
+
+
+def _write_below(value: float, bound: int, form: str) -> str:
+    """Writes a value in a form, and what is below the bound with so many more decimals that it is written so."""
+    forms = [form, *(f".{decimals}f" for decimals in range(1, 6))] if value < bound else []
+    finer = (text for text in (f"{value:{each}}" for each in forms) if float(text) < bound)
+    return next(finer, f"{bound - 1e-5:.5f}" if forms else f"{value:{form}}")
+
+
 def say_duration(seconds: float) -> str:
     """Says a duration in its unit.
 

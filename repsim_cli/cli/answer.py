@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.plain import write_percent
 from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
@@ -238,7 +239,7 @@ def _say_test(measured: Measured, read: answering.Read, sides: Sides, digits: st
     numbers = found[2]
     by_chance = f"chance {numbers[CHANCE]:{digits}}; " if numbers.get(CHANCE) is not None else ""
     tested = (
-        f"{numbers['tested']:{digits}} on the {100 * null['share']:.0f} % of rows that were tested: "
+        f"{numbers['tested']:{digits}} on the {write_percent(null['share'])} of rows that were tested: "
         if numbers.get("tested") is not None
         else ""
     )

@@ -71,8 +71,8 @@ def check(comparison: Comparison) -> None:
         )
     if unit not in ("token", *WORDS):
         raise BadInput(
-            f"significance.budget: rows are tokens or words, got extract.unit={unit}; use extract=tokens (compare: --rows "
-            "tokens)"
+            f"significance.budget: rows are tokens or words, got extract.unit={unit}; use extract=tokens "
+            "(compare: --rows tokens)"
         )
     if not any(source.modality == "text" for source in comparison.live.values()):
         raise BadInput(

@@ -93,7 +93,10 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
 def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
     """Raises BadInput where a value is computed from too few rows. rows: counted, as by `count_rows_at_once`."""
     if rows < (needed := max(bound.rows_needed, FEWEST)):
-        raise BadInput(f"data: {bound.name} needs at least {needed} rows, got {rows}; give more rows (more text, or a larger extract.sequences)")
+        raise BadInput(
+            f"data: {bound.name} needs at least {needed} rows, got {rows}; give more rows (more text, or a larger "
+            "extract.sequences)"
+        )
     check_widths(bound, layers, rows)
 
 

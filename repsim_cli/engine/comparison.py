@@ -11,6 +11,7 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.inputs import try_sequences
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import write_percent
 from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.copies import count_copied_texts, warn_of_copies
@@ -234,7 +235,7 @@ class Comparison(Extraction):
         exchanged = self.clusters.segments(self._numbers_of_batches(), least)
         if exchanged.share < FULL:
             run.warn(
-                f"significance: p values and calibrated scores are of {100 * exchanged.share:.0f} % of the rows, in "
+                f"significance: p values and calibrated scores are of {write_percent(exchanged.share)} of the rows, in "
                 f"{exchanged.count} segments of equal length, one per document, that can be exchanged"
             )
         return exchanged

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.plain import write_percent
+
 MOST = 0.95  # of the rows: of fewer it is said
 
 
@@ -32,7 +34,7 @@ def choose_chance_level(
         if record is not None:
             return _mark_at(cells), f"chance, {say_pairings(record)}"
         if null:
-            some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
+            some = f" of {write_percent(share)} of the rows" if (share := null.get("share", 1)) < 1 else ""
             return _mark_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:
         return _mark_at(across), "untrained, between a trained and an untrained model"
@@ -46,7 +48,7 @@ def say_pairings(record: Mapping[str, Any]) -> str:
     'random pairings of documents, 80 % of the rows'
     """
     share = record.get("partnered", 1.0)
-    return f"random pairings of {record['units']}" + (f", {100 * share:.0f} % of the rows" if share < MOST else "")
+    return f"random pairings of {record['units']}" + (f", {write_percent(share)} of the rows" if share < MOST else "")
 
 
 def _mark_at(cells: np.ndarray) -> Chance:

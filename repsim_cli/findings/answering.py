@@ -247,13 +247,22 @@ def choose_number_format(values: Float[np.ndarray, "..."], *apart: tuple[float, 
                 forms[0])  # fmt: skip
 
 
+def pair_with_one(values: Float[np.ndarray, "..."]) -> list[tuple[float, float]]:
+    """Pairs the values that two decimals write as 1 and five do not with 1, as values that must not look equal.
+
+    >>> pair_with_one(np.array([0.5, 0.998, 1.0, np.nan]))
+    [(0.998, 1.0)]
+    """
+    return [(float(value), 1.0) for value in values[(np.round(values, 2) == 1) & (np.round(values, 5) != 1)]]
+
+
 def describe_range(values: Float[np.ndarray, " k"]) -> list[str]:
     """Describes values by their mean, the lowest and the highest, with a decimal more than those of a map.
 
     >>> describe_range(np.array([0.25, 0.5])), describe_range(np.array([0.0, 2e6]))
     (['mean 0.375', 'lowest 0.250', 'highest 0.500'], ['mean 1,000,000', 'lowest 0', 'highest 2,000,000'])
     """
-    digits = choose_number_format(values[None]).replace(".2f", ".3f")
+    digits = choose_number_format(values[None], *pair_with_one(values)).replace(".2f", ".3f")
     parts = {"mean": values.mean(), "lowest": values.min(), "highest": values.max()}
     return [f"{name} {value:{digits}}" for name, value in parts.items()]
 

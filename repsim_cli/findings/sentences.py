@@ -9,7 +9,15 @@ import numpy as np
 from repsim_cli.base.plain import name_blocks
 from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings import answering
-from repsim_cli.findings.answering import EVERYWHERE, LESS, MORE, ClosestLayer, Sides, choose_number_format
+from repsim_cli.findings.answering import (
+    EVERYWHERE,
+    LESS,
+    MORE,
+    ClosestLayer,
+    Sides,
+    choose_number_format,
+    pair_with_one,
+)
 from repsim_cli.findings.driving import say_driving
 from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.behind import Kept
@@ -233,10 +241,12 @@ def _list_layers(names: Sequence[str]) -> str:
 
 
 def choose_digits(measured: Measured, sides: Sides) -> str:
-    """Chooses how values and chance of two models are written: so that the closest layers differ from chance."""
+    """Chooses how values and chance of two models are written: so that the closest layers differ from chance, and that
+    of the values nothing is written as 1 that is not."""
     best = np.nanmax(sides.closeness, initial=-np.inf) * (1 if sides.larger else -1)
     reach = find_reach_of_chance(measured, sides)
-    return choose_number_format(sides.values, *([] if reach is None else [(best, reach)]))
+    apart = [] if reach is None else [(best, reach)]
+    return choose_number_format(sides.values, *apart, *pair_with_one(sides.values))
 
 
 def find_reach_of_chance(measured: Measured, sides: Sides) -> float | None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from repsim_cli.base.plain import write_percent
 from repsim_cli.base.registry import pages
 from repsim_cli.runs.content import Results, Table
 
@@ -51,4 +52,4 @@ def list_table_records(whole: Results, name: str, *needed: str) -> list[dict[str
 
 
 def format_percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return write_percent(share, ".3g")

@@ -47,7 +47,8 @@ def test_one_document_has_no_error(tmp_path):
     file = tmp_path / "one.txt"
     file.write_text("rain falls on roofs and runs down the walls of the old house\n" * 400)
     with pytest.raises(
-        BadInput, match=r"until: errors are those of leaving documents out, got .* rows of one document; give several .*data.sample_by=paragraph"
+        BadInput,
+        match=r"until: errors are those of leaving documents out, got .* rows of one document; give several .*data.sample_by=paragraph",
     ):
         repsim_cli.compare(
             MODELS, str(file), until=0.1, measures=["cka_unbiased"], settings={"extract.layers": [0, -1]}

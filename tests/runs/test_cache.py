@@ -341,7 +341,9 @@ def test_one_process_computes_while_others_wait(tmp_path, own_cache):
     assert log.read_text() == "computed\n"
 
 
-@pytest.mark.parametrize(("text", "size"), [("20GB", 2 * 10**10), ("500 mb", 5 * 10**8), ("0", 0), ("1e6", 10**6), ("1e3 kb", 10**6)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("20GB", 2 * 10**10), ("500 mb", 5 * 10**8), ("0", 0), ("1e6", 10**6), ("1e3 kb", 10**6)]
+)
 def test_sizes(text, size):
     assert cache.parse_size(text) == size
 

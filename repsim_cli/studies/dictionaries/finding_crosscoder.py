@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from repsim_cli.base.plain import write_percent, write_share
 from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
@@ -37,22 +38,24 @@ def say_answers(sides: Table, latents: Table) -> Iterator[list[str]]:
     for row in sides.rows:
         side, explained, error, shuffled = row[0], *row[3:6]
         alone = kinds[side]
-        said = f"{100 * alone['share']:.1f} % of the latents are of it alone"
+        said = f"{write_percent(alone['share'], '.1f')} of the latents are of it alone"
         if alone["latents"]:
-            said += f" ({100 * alone['never active']:.0f} % of them never active)"
+            said += f" ({write_percent(alone['never active'])} of them never active)"
         if (beyond := alone["in the errors of others"]) is not None:
             doubt = "; so the others have them too" if beyond > FOUND else ""
             said += f", whose directions stand in the others' errors {beyond:.2f} times as strongly{doubt}"
         within = "" if error is None else f" (se {error:.2g})"
         yield [
             side,
-            f"the crosscoder explains {explained:.2f} of its variance{within}, {shuffled:.2f} shuffled; {said}",
+            f"the crosscoder explains {write_share(explained)} of its variance{within}, {write_share(shuffled)} "
+            f"shuffled; {said}",
         ]
     every, between = kinds[ALL_SIDES], kinds[BETWEEN_SIDES]
     yield [
         ALL_SIDES,
-        f"{100 * every['share']:.1f} % of the latents have about the same norm on them{_say_never_active(every)}, "
-        f"{100 * between['share']:.1f} % are neither of one alone nor of all alike{_say_from_others(every)}",
+        f"{write_percent(every['share'], '.1f')} of the latents have about the same norm on them"
+        f"{_say_never_active(every)}, {write_percent(between['share'], '.1f')} are neither of one alone nor of all "
+        f"alike{_say_from_others(every)}",
     ]
 
 
@@ -69,7 +72,7 @@ def _say_from_others(row: Any) -> str:
 
 
 def _say_never_active(row: Any) -> str:
-    return "" if row["never active"] is None else f" ({100 * row['never active']:.0f} % of them never active)"
+    return "" if row["never active"] is None else f" ({write_percent(row['never active'])} of them never active)"
 
 
 def compute_norm_shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
@@ -122,7 +125,7 @@ def _draw(curves: Sequence[Curve], run: Finished) -> Any:
     axes[0].set_ylabel("latents", fontsize=8)
     add_legend_beside(axes[-1])
     sides = run.results.tables[OF_SIDES]
-    explained = ", ".join(f"{row[3]:.2f} of {row[0]}" for row in sides.rows)
+    explained = ", ".join(f"{write_share(row[3])} of {row[0]}" for row in sides.rows)
     set_headline(
         figure,
         f"A crosscoder explains {explained}",

@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
+from repsim_cli.base.plain import write_percent, write_share
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -48,12 +49,12 @@ def say_dictionary_worth(row: Row, base: Row) -> str:
         said.append(_say(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
     elif row[MORE] is not None:
         said.append(f"costs {row[MORE]:+.3f} nats, of which no share is said: the mean row costs too little")
-    return "; ".join([*said, f"{100 * row[DEAD]:.0f} % of latents are dead ({100 * base[DEAD]:.0f} %)"])
+    return "; ".join([*said, f"{write_percent(row[DEAD])} of latents are dead ({write_percent(base[DEAD])})"])
 
 
 def _say(row: Row, base: Row, score: str, verb: str, of: str) -> str:
     beside = f"{row[f'{score} {BY_SHUFFLED}']:.2f} shuffled"
-    return f"{verb} {row[score]:.2f} {of}, {_say_difference_from_base(row, base, score)} ({beside})"
+    return f"{verb} {write_share(row[score])} {of}, {_say_difference_from_base(row, base, score)} ({beside})"
 
 
 def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
@@ -62,9 +63,9 @@ def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
         return "which is not known of the base"
     apart, error = row[f"{score} {FROM_BASE}"], row[f"± {score} {FROM_BASE}"]
     if error is None:
-        return f"{base[score]:.2f} in the base"
+        return f"{write_share(base[score])} in the base"
     if abs(apart) <= say_beyond(row["documents"]) * error:
-        return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f}, se {error:.3f})"
+        return f"not told apart from the base ({write_share(base[score])}; {apart:+.3f}, se {error:.3f})"
     return f"{abs(apart):.3f} (se {error:.3f}) {'more' if apart > 0 else 'less'} than in the base"
 
 
@@ -119,11 +120,11 @@ def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
     least = min((row for row, _ in pair_with_base(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
     base, *others = (row for row in rows if row["dictionary"] == least["dictionary"])
     named = sorted(others, key=lambda row: row["model"] != least["model"])[:NAMED]
-    whose = [f"{row[EXPLAINED]:.2f} of that of {row['model']}" for row in named]
+    whose = [f"{write_share(row[EXPLAINED])} of that of {row['model']}" for row in named]
     set_headline(
         figure,
-        f"{least['dictionary']}: a dictionary of {base['model']} explains {base[EXPLAINED]:.2f} of its variance"
-        + "".join(f", {each}" for each in whose),
+        f"{least['dictionary']}: a dictionary of {base['model']} explains {write_share(base[EXPLAINED])} of its "
+        "variance" + "".join(f", {each}" for each in whose),
         f"the dictionary that explains least in one of the models; shuffled ones explain "
         f"{max(row[f'{EXPLAINED} {BY_SHUFFLED}'] for row in rows):.2f} at most",
     )

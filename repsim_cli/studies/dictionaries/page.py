@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from repsim_cli.base.plain import write_share
 from repsim_cli.base.registry import pages
 from repsim_cli.findings.evidence import LEVEL
 from repsim_cli.report.studies import Said, format_percent, list_table_records
@@ -21,11 +22,11 @@ def say_shared_features(whole: Results) -> Iterator[Said]:
     for row in list_table_records(whole, "cross-reconstruction", "R²"):
         if row["encoded"] != row["decoded"]:
             best = row["R² of the best affine map"]
-            beside = "" if best is None else f", an affine map by least squares {best:.2f}"
+            beside = "" if best is None else f", an affine map by least squares {write_share(best)}"
             yield (
                 row["encoded"],
-                f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}{beside}, "
-                "on rows that neither has seen",
+                f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² "
+                f"{write_share(row['R²'])}{beside}, on rows that neither has seen",
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from repsim_cli.base.plain import write_share
 from repsim_cli.base.settings import Finite, Medium0
 from repsim_cli.engine.proportions import compute_wilson_interval
 from repsim_cli.figures.frame import COLOURS, add_legend_beside, repeat_values
@@ -185,7 +186,7 @@ def _list_example_neurons(
     rows = []
     for i in np.argsort(-mean, kind="stable")[:count]:
         partners = [
-            f"{about['other']} {about['layers of the other'][int(x[2, i])]} {int(x[3, i])} ({x[4, i]:.2f})"
+            f"{about['other']} {about['layers of the other'][int(x[2, i])]} {int(x[3, i])} ({write_share(x[4, i])})"
             for about, x in zip((matrix.about for matrix in matrices), arrays, strict=True)
         ]
         layer = layers[neurons.layer[i]]

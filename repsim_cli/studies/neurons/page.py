@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
+from repsim_cli.base.plain import write_share
 from repsim_cli.base.registry import pages
 from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.report.studies import Said, format_percent, list_table_records
@@ -32,7 +33,7 @@ def say_universal_neurons(whole: Results) -> Iterator[Said]:
             yield (
                 model,
                 f"{model}: whether neurons have a counterpart{excess_of} in {others} cannot be seen: in rotated bases "
-                f"they correlate by {level:.2f} on average already, and no correlation is above 1",
+                f"they correlate by {write_share(level)} on average already, and no correlation is above 1",
             )
             continue
         yield (

@@ -71,7 +71,8 @@ class UniversalNeurons(StudyOfRows):
     def _check_rows(self, rows: int) -> None:
         if rows < LEAST:
             raise BadInput(
-                f"data: correlations need {LEAST} rows, got {rows}; give more rows (more text, or a larger extract.sequences)"
+                f"data: correlations need {LEAST} rows, got {rows}; give more rows (more text, or a larger "
+                "extract.sequences)"
             )
 
     def memory(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import find_free_key
+from repsim_cli.base.plain import find_free_key, write_interval, write_share
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -59,17 +59,17 @@ def say_answers(ways: Ways, rows_are: str) -> Iterator[list[str]]:
         row, other, last = rows[best], back[model][best], rows[-1]
         alike = list_alike([each[RETRIEVAL] for each in rows], [(each[HIGH] - each[LOW]) / WIDE for each in rows], best)
         told = say_others([word(each["layer"]) for each in rows], alike, best)
-        end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
+        end = f"; at {word(last['layer'])} {write_share(last[RETRIEVAL])}" if row is not last else ""
         yield [
             model,
-            f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} {rows_are} find their pair at "
-            f"{word(row['layer'])} ({first} to {second}; back {other[RETRIEVAL]:.2f}), where chance "
-            f"gives {row[CHANCE]:.2g}{_of_text(row)} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}{told}",
+            f"{write_interval(row[RETRIEVAL], row[LOW], row[HIGH])} of {row['rows']:,} {rows_are} find their pair at "
+            f"{word(row['layer'])} ({first} to {second}; back {write_share(other[RETRIEVAL])}), where chance "
+            f"gives {row[CHANCE]:.2g}{_of_text(row)} and {BY_TOKENS} {write_share(row[BY_TOKENS])}{end}{told}",
         ]
 
 
 def _of_text(row: Mapping[str, Any]) -> str:
-    return "" if row[BY_TEXT] is None else f", the {BY_TEXT} {row[BY_TEXT]:.2f}"
+    return "" if row[BY_TEXT] is None else f", the {BY_TEXT} {write_share(row[BY_TEXT])}"
 
 
 def find_best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, Any]]) -> int:
@@ -150,10 +150,10 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     means, what = ", each column's mean removed" if run.options.get("centred") else "", name_row_unit(run)
     set_headline(
         figure,
-        f"{list_models(models)}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({row['model']}, "
+        f"{list_models(models)}: at most {write_share(row[RETRIEVAL])} of the {what} find their pair ({row['model']}, "
         f"{word(row['layer'])}, {row['from']} to {row['to']})",
         f"nearest by cosine of {row['rows']:,} {what} in the other column{means}; chance "
-        f"{row[CHANCE]:.2g}{_of_text(row)}, {BY_TOKENS} {row[BY_TOKENS]:.2f}",
+        f"{row[CHANCE]:.2g}{_of_text(row)}, {BY_TOKENS} {write_share(row[BY_TOKENS])}",
     )
     return figure
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from repsim_cli.base.plain import write_percent, write_share
 from repsim_cli.base.registry import pages
 from repsim_cli.report.studies import Said, list_table_records
 from repsim_cli.runs.content import BEYOND_WALKS, Results
@@ -16,8 +17,8 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
     if alike := list_table_records(whole, "agreement of measures", "mean with the others", "with the closest"):
         most, least = (choose(alike, key=lambda row: row["mean with the others"]) for choose in (max, min))
         pair = max(alike, key=lambda row: row["with the closest"])
-        first, last = (f"{row['mean with the others']:.2f}" for row in (most, least))
-        closest = f"closest are {pair['measure']} and {pair['closest']} ({pair['with the closest']:.2f})"
+        first, last = (f"{write_share(row['mean with the others'])}" for row in (most, least))
+        closest = f"closest are {pair['measure']} and {pair['closest']} ({write_share(pair['with the closest'])})"
         yield (
             "measures",
             f"Of {len(alike)} measures, {most['measure']} ranks pairs of layers most as the others do (Spearman's rho "
@@ -30,11 +31,11 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
     for (models, point), some in found:
         rows = list(some)
         shares = ", ".join(
-            f"{row['measure']} {100 * row['identified']:.0f} %"
+            f"{row['measure']} {write_percent(row['identified'])}"
             + (f" ({', '.join(known)})" if (known := _list_bounds(row)) else "")
             for row in rows
         )
-        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {100 * rows[0]['chance']:.0f} %"
+        of = f"of {rows[0]['layers']} layers of {rows[0]['seeds']} seeds, by chance {write_percent(rows[0]['chance'])}"
         yield models, f"{models}, {point}: closest to the same layer of another seed, {of}: {shares}"
     for row in list_table_records(whole, "sub-networks", "sub-networks"):
         if row["found by"] != "segments":
@@ -44,7 +45,7 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
             yield model, f"By {measure}, no {near} of {model} are told from a gradient or from noise"
         else:
             parts = [("silhouette", row["silhouette"]), ("without groups", row["without groups"])]
-            clear = "; ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
+            clear = "; ".join(f"{name} {write_share(value)}" for name, value in parts if value is not None)
             found = f"By {measure}, {model} parts into {row['sub-networks']} {near}"
             doubt = ", no clearer than those of a random walk over layers" if row.get(BEYOND_WALKS) == "no" else ""
             yield model, f"{found}{doubt} ({clear})" if clear else found + doubt
@@ -52,5 +53,7 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
 
 def _list_bounds(row: Mapping[str, Any]) -> list[str]:
     """The interval of a share of layers, and its p, where these are known."""
-    between = [] if None in (row["low"], row["high"]) else [f"{100 * row['low']:.0f} % to {100 * row['high']:.0f} %"]
+    between = (
+        [] if None in (row["low"], row["high"]) else [f"{write_percent(row['low'])} to {write_percent(row['high'])}"]
+    )
     return between + ([] if row.get("p") is None else [f"p {row['p']:.2g}"])

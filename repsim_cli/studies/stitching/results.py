@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.base.plain import slug
+from repsim_cli.base.plain import slug, write_share
 from repsim_cli.runs.content import Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.stitching.evaluate import Estimate, Head, Stitch, StitchScores
@@ -171,6 +171,7 @@ def warn_of_misled(run: Run, scores: StitchScores) -> None:
         kept, shared = scores.compute_kept(most), scores.shared[most].forward.value
         run.warn(
             f"stitching: {len(misled)} of {len(others)} stitches work although the rows of their head explain almost "
-            f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {kept:.2f} of what the "
-            f"tail knows, rows shared {shared:.2f}); their penalty says nothing of what the models share"
+            f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {write_share(kept)} of "
+            f"what the tail knows, rows shared {write_share(shared)})"
+            "; their penalty says nothing of what the models share"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import join_into_ranges, name_blocks
+from repsim_cli.base.plain import join_into_ranges, name_blocks, write_percent
 from repsim_cli.figures.colours import choose_colours
 from repsim_cli.figures.frame import COLOURS, add_legend_beside, choose_line_styles
 from repsim_cli.figures.heatmap import draw_heatmap, name_by_block
@@ -217,7 +217,7 @@ def say_predictions(row: Sequence[Any]) -> str:
     said = dict(zip(OUTPUTS, row, strict=True))
     return (
         f"next token: KL {said['mean KL, nats']:.2g} nats on the mean, another choice for "
-        f"{100 * said['other next token']:.3g} % of {said['tokens']:,} tokens"
+        f"{write_percent(said['other next token'], '.3g')} of {said['tokens']:,} tokens"
     )
 
 

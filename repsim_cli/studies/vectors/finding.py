@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.base.plain import find_free_key, slug
+from repsim_cli.base.plain import find_free_key, slug, write_interval, write_share
 from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.layout import SHADED
 from repsim_cli.figures.lines import draw_levels, mark_gaps, name_bands
@@ -79,14 +79,17 @@ def say_map_scores(rows: Sequence[Row], *, doubtful: bool = False) -> str:
     old = by_score[MAIN.replace("new", "old")]
     again = find_full_fits(rows, MAIN.replace("new", "old"))[RENEWED]
     return (
-        f"mapped by {kind} they find {new['value']:.2f} [{new['low']:.2f}, {new['high']:.2f}] of the {max(AT)} nearest "
-        f"that new vectors would{say_chance(rows)} ({say_reach(rows)}), and {old['value']:.2f} of the old ones "
-        f"(new vectors: {again['value']:.2f}); R^2 {fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from "
-        f"{new['rows']:,} rows"
+        f"mapped by {kind} they find {_write(new)} of the {max(AT)} nearest that new vectors would{say_chance(rows)} "
+        f"({say_reach(rows)}), and {write_share(old['value'])} of the old ones (new vectors: "
+        f"{write_share(again['value'])}); R^2 {_write(fit)}, from {new['rows']:,} rows"
         + ("; new rows may keep far less (see the warnings)" if doubtful else "")
-        + ("" if left is None else f"; without a map {left['value']:.2f}")
+        + ("" if left is None else f"; without a map {write_share(left['value'])}")
         + "".join(f"; {each}" for each in _read(rows, by_score))
     )
+
+
+def _write(row: Row) -> str:
+    return write_interval(row["value"], row["low"], row["high"])
 
 
 def _read(rows: Sequence[Row], by_score: Mapping[str, Row]) -> Iterator[str]:
@@ -95,11 +98,10 @@ def _read(rows: Sequence[Row], by_score: Mapping[str, Row]) -> Iterator[str]:
         if name in by_score:
             beside, row = find_full_fits(rows, name), by_score[name]
             others = {"in the old model": BEFORE, "fitted anew": RENEWED, "the largest class": BY_CHANCE}
-            said = ", ".join(f"{what} {beside[kind]['value']:.2f}" for what, kind in others.items() if kind in beside)
-            yield (
-                f"a {name.partition(':')[0]} that is carried over is right for {row['value']:.2f} "
-                f"[{row['low']:.2f}, {row['high']:.2f}] of new rows ({said})"
+            said = ", ".join(
+                f"{what} {write_share(beside[kind]['value'])}" for what, kind in others.items() if kind in beside
             )
+            yield (f"a {name.partition(':')[0]} that is carried over is right for {_write(row)} of new rows ({said})")
 
 
 def make_curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
@@ -166,7 +168,8 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row], doubt: str) ->
     row = find_full_fits(rows, MAIN)[kind]
     set_headline(
         figure,
-        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors{say_chance(rows)}",
+        f"{name}: {kind} keeps {write_share(row['value'])} of the {max(AT)} nearest neighbours of new vectors"
+        f"{say_chance(rows)}",
         f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {say_reach(rows)}; "
         f"{SHADED}{OF}{doubt}",
     )

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import join_into_ranges, name_blocks, say_count
+from repsim_cli.base.plain import join_into_ranges, name_blocks, say_count, write_percent
 
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
@@ -197,9 +197,9 @@ class Answer:
             kl, same = self.effect["kl"], self.effect["same_choice"]
             other = any(each.unit == TOKEN_IDS for each in self.differences)
             ids = "on the same token ids, " if other else ""
-            return f"{ids}next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
+            return f"{ids}next token: KL {kl:.2g} nats, the same choice in {write_percent(same, '.1f')}"
         if "not_finite" in self.effect:
-            return f"the output is not finite in {100 * self.effect['not_finite']:.1f} % of the rows"
+            return f"the output is not finite in {write_percent(self.effect['not_finite'], '.1f')} of the rows"
         return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
 
     def _say_alone(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from repsim_cli.base.plain import write_percent, write_share
 from repsim_cli.base.registry import pages
 from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.report.studies import Said, list_table_records
@@ -32,7 +33,7 @@ def say_couplings(rows: Rows) -> Iterator[Said]:
     for (model, first, second), some in groupby(rows, key=lambda row: (row["model"], row["rows"], row["columns"])):
         plans = list(some)
         said = ", ".join(
-            f"{plan['on the diagonal']:.2f} ({plan['starts']}, found from {plan['from']}{_say_p(plan)})"
+            f"{write_share(plan['on the diagonal'])} ({plan['starts']}, found from {plan['from']}{_say_p(plan)})"
             for plan in plans
         )
         of = f"of {round(1 / plans[0]['by chance'])} rows, {plans[0]['by chance']:.2f} by chance"
@@ -47,9 +48,9 @@ def say_staying(rows: Rows) -> Iterator[Said]:
     """Says how many of the nearest rows of the first layer stay in later ones, and whether more than by chance."""
     for row in rows:
         near = f"of the {row['nearest']} rows nearest to each of {row['rows']} in the first layer"
-        known = f"({row['space']}; by chance {100 * row['by chance']:.0f} %, p {row['p']:.2g})"
+        known = f"({row['space']}; by chance {write_percent(row['by chance'])}, p {row['p']:.2g})"
         more = "no more than by chance, " * (row["p"] > LEVEL)
-        stay = f"{more}{100 * row['share that stays']:.0f} % stay in later ones"
+        stay = f"{more}{write_percent(row['share that stays'])} stay in later ones"
         yield row["model"], f"{row['model']}: {near} {stay} {known}"
 
 
@@ -69,7 +70,7 @@ def say_shifts(rows: Rows) -> Iterator[Said]:
         others = say_others([row["layer"] for row in layers], alike, most)
         new = layers[most].get("in bins empty before") or 0
         bins = "bins that the layer before leaves empty"
-        where = f"{100 * new:.0f} % of them lie in {bins}: KL says how these are filled"
+        where = f"{write_percent(new)} of them lie in {bins}: KL says how these are filled"
         at = f"{layers[most]['layer']}, KL {values[most]:.2g} nats{known}{f' ({where})' * (new > FEW)}"
         said = f"distances of rows change most at {at}{others}"
         yield model, f"{model}: {said}"
