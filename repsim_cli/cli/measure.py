@@ -85,15 +85,21 @@ def _measure_by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
 
 def _apply(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
     """The value (row x, column y), of an asymmetric measure also (row y, column x); or why there is none."""
-    from repsim_cli.measures.base import MeasureWarning
+    import torch
+
+    from repsim_cli.engine.claimed import check_symmetry
+    from repsim_cli.measures.base import MeasureWarning, is_added
 
     values, error = [], None
-    sides = [(x, y)] if measure.card.symmetric else [(x, y), (y, x)]
+    once = measure.card.symmetric and not is_added(measure)  # the claims of others are checked
+    sides = [(x, y)] if once else [(x, y), (y, x)]
     with warnings.catch_warnings(record=True) as caught, name_where_slow(lambda: measure.name):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", MeasureWarning)
         try:
             values = [measure(row, column, labels) for row, column in sides]
+            check_symmetry(measure, *torch.tensor([values[0], values[-1]], dtype=torch.float64))
+            values = values[:1] if measure.card.symmetric else values
         except RepsimError as refusal:
             error = str(refusal).removeprefix(f"{measure.name}: ")
     notices = list(dict.fromkeys(str(notice.message) for notice in caught))

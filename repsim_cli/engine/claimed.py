@@ -35,19 +35,29 @@ def check_pair_symmetry(measure: Pairwise, value: float, x: Any, y: Any) -> None
         check_symmetry(measure, *torch.tensor([value, float(back)], dtype=torch.float64))
 
 
-def check_row_order(measure: Pairwise, x: Tensor, state: Any, labels: Tensor | None) -> None:
-    """Holds the rows of a prepared state in another order, by which chance is drawn, against the state of the rows in
-    that order, where the measure is from outside and has no `permute`. Raises RunFailed where its values differ."""
-    moved_by_rows = measure.card.paired and measure.permute is permute_rows and has_rows(state, len(x))
-    if state is x or not (moved_by_rows and is_added(measure)):
+def check_states(measure: Pairwise, x: Tensor, state: Any, labels: Tensor | None) -> None:
+    """Holds what a measure from outside gives for the same rows against what it gives a second time, and, where it has
+    no `permute`, the rows of a prepared state in another order, by which chance is drawn, against the state of the rows
+    in that order. Raises RunFailed where its values differ."""
+    if not is_added(measure) or measure.slow is not None:
         return
+    whose = registry.measures.say_whose(measure.name)
+    moved_by_rows = measure.card.paired and measure.permute is permute_rows and has_rows(state, len(x))
     order = torch.arange(len(x) - 1, -1, -1, device=x.device)
+
+    def compare(side: Any) -> float:
+        return float(registry.measures.call(measure.name, partial(measure.compare, side, state), RunFailed))
+
     with suppress(Degenerate), catch_warnings(record=True):
         anew = measure.prepare_named(x[order], "x", None if labels is None else labels[order])
-        steps = [partial(measure.compare, each, state) for each in (permute_rows(state, order), anew)]
-        moved, known = [float(registry.measures.call(measure.name, step, RunFailed)) for step in steps]
+        known, again = compare(anew), compare(anew)
+        if _differ(*torch.tensor([known, again], dtype=torch.float64)):
+            raise RunFailed(
+                f"{whose} gives other values for the same rows, got {known:.6g} and {again:.6g}; let it draw by a "
+                "generator of its own with a fixed seed, as torch.Generator().manual_seed(0)"
+            )
+        moved = compare(permute_rows(state, order)) if moved_by_rows else known
         if _differ(*torch.tensor([moved, known], dtype=torch.float64)):
-            whose = registry.measures.say_whose(measure.name)
             raise RunFailed(
                 f"{whose} prepares states that are not rows of x, got {moved:.6g} and {known:.6g} for the same rows in "
                 "another order; give its Pairwise permute=function(state, order), or claim paired=False"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.claimed import check_row_order, check_symmetry
+from repsim_cli.engine.claimed import check_states, check_symmetry
 from repsim_cli.engine.expected import RowPlaces, compute_products_and_means
 from repsim_cli.engine.one_by_one import compute_pair_values, compute_slow_pairs, convert_to_numpy
 from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
@@ -255,7 +255,7 @@ def _prepare_states(
         shown = places if work is None else work.progress(places, label=", ".join(group), unit="layers")
         states, failed = make_with_stand_ins(prepare, shown)
     for measure in group.values() if 0 not in failed else ():
-        check_row_order(measure, rows[0], states[0], labels)
+        check_states(measure, rows[0], states[0], labels)
     return states, failed
 
 

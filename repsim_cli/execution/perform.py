@@ -10,6 +10,7 @@ from repsim_cli.findings import analyse
 from repsim_cli.report import tracking
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
+from repsim_cli.runs.schema import from_json, to_json
 from repsim_cli.training import trained
 
 
@@ -37,7 +38,10 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
         for text in measured.warnings:
             run.warn(text)
         filled = {"study": keys.study, "marks": marks, "warnings": run.manifest["warnings"]}
-        run.write_results(dataclasses.replace(measured, **filled))
+        whole = dataclasses.replace(measured, **filled)
+        if not registry.studies.own(keys.study):
+            from_json(to_json(whole))  # which says what could not be read again
+        run.write_results(whole)
 
     try:
         registry.studies.call(keys.study, measure, RunFailed)

@@ -229,6 +229,8 @@ def test_why_a_plug_in_is_broken_is_said_whole(packages, repsim):
 
 
 STUDY = """
+import sys
+
 import numpy as np
 
 from repsim_cli import register_data, register_model, register_study
@@ -274,18 +276,21 @@ add("no_run", run=lambda self, run: None)
 add("nan_row", row=lambda self: [float("nan")])
 add("array_row", row=lambda self: [np.ones(2)])
 add("short_row", row=lambda self: [])
+add("no_table", run=lambda self, run: Results(tables={"sizes": [[1]]}))
+add("ending_run", run=lambda self, run: sys.exit(3))
 register_study("no_constructor")(type("Made", (Study,), {}))
 register_model("failing_model")(lambda: fail())
 register_model("no_source")(lambda: {})
 register_data("failing_data")(lambda: fail())
 register_data("no_text")(lambda: "text")
 register_data("late_data")(lambda: Text(fail_late, "late"))
+register_data("numbers")(lambda: Text(lambda: iter([1, 2]), "numbers"))
 """
 OF_STUDY = {
     "repsim.studies": ["sizes", "failing_init", "failing_plan", "no_plan", "failing_run", "no_run", "nan_row",
-                       "array_row", "short_row", "no_constructor"],
+                       "array_row", "short_row", "no_table", "ending_run", "no_constructor"],
     "repsim.models": ["failing_model", "no_source"],
-    "repsim.data": ["failing_data", "no_text", "late_data"],
+    "repsim.data": ["failing_data", "no_text", "late_data", "numbers"],
 }  # fmt: skip
 BAD = "fails, got ValueError: no good; mend it"
 
@@ -305,6 +310,9 @@ def test_what_a_package_raises_is_a_line_that_names_it(packages, repsim, tmp_pat
         (["data=failing_data", *planned], 2, f"data: failing_data: the data kind of mine 1.0 {BAD}"),
         (["data=no_text", *planned], 2, "data: no_text: the data kind of mine 1.0 must give Text, got str; return one"),
         (["data=late_data", "model=[tiny_a]", *some], 1, f"the package mine 1.0 {BAD}"),
+        (["data=numbers", "model=[tiny_a]", *some], 2, "numbers: the data kind of mine 1.0: a document is text, got int as document 0"),
+        (["study=no_table", "model=[tiny_a]"], 1, "fails, got Unreadable: tables.sizes: a dictionary or an instance of Table"),
+        (["study=ending_run", "model=[tiny_a]"], 1, "fails, got SystemExit: 3; mend it"),
         (["study=failing_run", "model=[tiny_a]"], 1, f"failing_run: the study of mine 1.0 {BAD}"),
         (["study=no_run", "model=[tiny_a]"], 1, "got TypeError: run() gives, in place of Results, NoneType; mend it"),
         (["study=nan_row", "model=[tiny_a]"], 1, "nan_row: the study of mine 1.0 fails, got ValueError: Out of range float"),

@@ -1,6 +1,7 @@
 """Measures of a program: what can be registered, which claims are checked, and what a function that fails says."""
 
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -271,3 +272,60 @@ def test_the_page_names_all_claims_and_its_measure_of_sides_works():
     expected = np.abs(np.linalg.norm(X, axis=1) - np.linalg.norm(Y, axis=1)).mean()
     assert float(found.matrix("a", "b", "gap_of_norms").values[0, 0]) == pytest.approx(expected, rel=1e-4)
     assert measured.chance["mean"]
+
+
+@pytest.mark.parametrize("prepare", [lambda x: x.norm(dim=1), lambda x: x.norm(dim=1).numpy()])
+def test_what_compare_does_to_its_states_reaches_no_other(prepare):
+    def scale(a, b):
+        a *= 0.5
+        return float((a * b).mean())
+
+    scaling = repsim_cli.register_measure("scaling", larger_is_closer=True)(
+        lambda: measures.Pairwise(prepare=prepare, compare=scale)
+    )
+    found = repsim_cli.compare({"a": {"l": X, "m": X}, "b": {"l": Y, "m": Y}}, measures=[scaling])
+    expected = 0.5 * np.mean(np.linalg.norm(X, axis=1) * np.linalg.norm(Y, axis=1))
+    np.testing.assert_allclose(found.matrix("a", "b", "scaling").values, np.full((2, 2), expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [(0.5, 1), "0.5", None])
+def test_a_measure_of_sides_that_gives_no_number(value):
+    measure = repsim_cli.register_measure("no_number", larger_is_closer=True)(
+        lambda: measures.Pairwise(prepare=lambda x: x, compare=lambda a, b: value)
+    )
+    for give in (lambda: measures.get("no_number")(X, Y), lambda: repsim_cli.compare([X, Y], measures=[measure])):
+        with pytest.raises(repsim_cli.RunFailed, match="^no_number: the measure does not give a number, got "):
+            give()
+
+
+def test_a_measure_that_draws_anew():
+    draws = repsim_cli.register_measure("draws", larger_is_closer=True)(lambda x, y: torch.rand(()))
+    with pytest.raises(
+        repsim_cli.RunFailed, match="^draws: the measure gives other values for the same rows, got .*; let"
+    ):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[draws])
+
+
+def test_a_function_that_has_no_name():
+    with pytest.raises(
+        repsim_cli.BadInput, match="^measures: a function without a name, got .*; put @repsim_cli.regist"
+    ):
+        repsim_cli.compare({"a": X, "b": Y}, measures=[lambda x, y: 1.0])
+
+
+def test_a_measure_that_prints_or_ends(repsim, tmp_path, capsys):
+    def say(x, y):
+        sys.stdout.write("hello\n")
+        return x.sum()
+
+    repsim_cli.register_measure("says", larger_is_closer=True, symmetric=True)(say)
+    repsim_cli.register_measure("ends", larger_is_closer=True)(lambda x, y: exit(3))
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    files = tmp_path / "x.npy", tmp_path / "y.npy"
+    code, out, err = repsim("measure", "says", files[0], files[0])
+    assert (code, float(out), err) == (0, pytest.approx(X.sum()), "hello\nhello\n")
+    code, out, err = repsim("measure", "says", *files)
+    assert (code, out) == (2, "")
+    assert "says: the measure claims symmetric=True, got " in err
+    assert repsim("measure", "ends", *files) == (2, "", "error: ends: the measure fails, got SystemExit: 3; mend it\n")

@@ -172,6 +172,6 @@ def warn_of_misled(run: Run, scores: StitchScores) -> None:
         run.warn(
             f"stitching: {len(misled)} of {len(others)} stitches work although the rows of their head explain almost "
             f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {write_share(kept)} of "
-            f"what the tail knows, rows shared {write_share(shared)})"
-            "; their penalty says nothing of what the models share"
+            f"what the tail knows, rows shared {write_share(shared)}); their penalty says nothing of "
+            "what the models share"
         )

@@ -196,7 +196,7 @@ def test_too_few_rows_and_other_rows_are_refused(repsim, tmp_path):
     for name, rows in (("a", 2), ("b", 5), ("c", 6), ("d", 2)):
         np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32))
     given = {name: f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in "abcd"}
-    with pytest.raises(BadConfig, match="data: correlations need 3 rows, got 2; give more text"):
+    with pytest.raises(BadConfig, match="data: correlations need 3 rows, got 2; give more rows"):
         validate(composed(*STUDY, given["a"], given["d"]))
     code, _, err = repsim("run", *STUDY, given["a"], "options.rotations=1", "extract.normalise=rows")
     assert code == 2
