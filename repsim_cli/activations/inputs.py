@@ -68,10 +68,8 @@ def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) ->
     if extract.unit in WORDS:
         if data.modalities != {"text"}:
             rows = "pooled" if "text" in data.modalities else "tokens"
-            raise BadInput(
-                f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows} (compare: --rows "
-                f"{rows})"
-            )
+            use = f"use extract={rows} (compare: --rows {rows})"
+            raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; {use}")
         if extract.unit == "span" and not data.spanned:
             raise BadInput(
                 f"extract.unit: spans need data that marks them, got {data.source}; name their column: "

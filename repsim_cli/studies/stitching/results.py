@@ -168,7 +168,7 @@ def warn_of_misled(run: Run, scores: StitchScores) -> None:
     others = [s for s in scores.stitched if s.head.kind == "model" and s.head.model != s.tail]
     if misled := [s for s in others if scores.is_misled(s)]:
         most = max(misled, key=lambda s: scores.compute_kept(s) or 0)
-        kept, shared = scores.compute_kept(most), scores.shared[most].forward.value
+        kept, shared = scores.compute_kept(most) or 0.0, scores.shared[most].forward.value
         run.warn(
             f"stitching: {len(misled)} of {len(others)} stitches work although the rows of their head explain almost "
             f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {write_share(kept)} of "
