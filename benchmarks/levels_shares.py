@@ -1,4 +1,5 @@
-"""Promises of shares: of latents that two dictionaries share, and intervals of shares of rows of documents."""
+"""Promises of shares: of latents that two dictionaries share, of intervals of shares of rows of documents, and of
+probes that are held against the largest class."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from repsim_cli.studies.dictionaries.finding import compute_matched_shares
 from repsim_cli.studies.dictionaries.formats import load
 from repsim_cli.studies.dictionaries.study import MIRRORS
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
+from repsim_cli.training.probes import PROBES, Targets, fit_probe
 
 Rng = np.random.Generator
 ROWS, FEATURES, FALL = 1000, 32, np.arange(1, 33)
@@ -141,4 +143,45 @@ def of_intervals() -> list[Promise]:
     ]
 
 
-PROMISES = [*of_dictionaries(), *of_intervals()]
+# ---- probes ----
+
+
+def make_lengths(rare: int, common: int, giant: int, told: np.ndarray) -> np.ndarray:
+    """The rows of each document of the rare class and of the other one; the first of the rare class has more."""
+    lengths = np.where(told == 1, rare, common)
+    lengths[told.argmax()] = max(giant, rare)
+    return lengths
+
+
+def tells_class(share: float, rare: int, common: int, giant: int, shared: float, rng: Rng) -> bool:
+    """Says whether a probe tells the class of documents better than the largest class. share: of the rare class.
+    shared: what rows know of their class."""
+    told = (rng.random(60) < share).astype(int)
+    told[:4] = 0, 1, 0, 1
+    documents = np.repeat(np.arange(60), make_lengths(rare, common, giant, told))
+    classes = told[documents]
+    rows = rng.normal(size=(len(documents), 12)) + 0.5 * rng.normal(size=(60, 12))[documents]
+    rows[:, 0] += shared * classes
+    split = Targets({}, {}, documents, documents).split(0.7, int(rng.integers(2**30)))
+    p = fit_probe(PROBES["ridge_classification"], rows, classes, split, 0).p
+    return p is not None and p <= 0.05
+
+
+def of_probes() -> list[Promise]:
+    what = "a probe tells more than the largest class"
+    settings = {
+        "documents of 8 rows": (0.5, 8, 8, 0),
+        "documents of 8 rows, a tenth of the rare class": (0.1, 8, 8, 0),
+        "a quarter of the documents four times as long, of one class": (0.25, 16, 4, 0),
+        "one document of a rare class longer than all others": (0.25, 6, 6, 600),
+    }
+    levels = [
+        Promise(what, f"labels without meaning, {setting}", "level", 0.05, 500, partial(tells_class, *given, 0.0))
+        for setting, given in settings.items()
+    ]
+    given = settings["documents of 8 rows"]
+    told = partial(tells_class, *given, 4.0)
+    return [*levels, Promise(what, "documents of 8 rows, told with a few errors in each", "power", LEAST, 100, told)]
+
+
+PROMISES = [*of_dictionaries(), *of_intervals(), *of_probes()]

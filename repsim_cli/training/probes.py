@@ -142,21 +142,23 @@ def compare_with_guess(
     """Compares predictions of held-out rows with the best answer that is always the same: the one-sided p of no better
     ones, over documents, whose rows depend on each other.
 
-    Of classes it is that of a sign test (of single rows McNemar's, exact), over the documents of which more, or fewer,
-    rows are right than by the largest class. Of numbers it is Student's, on the squared errors that are saved beside
-    the mean.
+    It is Student's of what is saved in each document beside that answer: of classes wrong rows, of numbers squared
+    errors. Of classes of single rows it is McNemar's, exact. Documents have no sign test: one of the largest class, of
+    which that answer has no row wrong, counts against a probe that has one wrong, whatever it saves in the others, and
+    most may be of a class that few rows have. No p is below that of as many signs.
     """
     number = np.unique(documents, return_inverse=True)[1]
     if task == "class":
         values, counts = np.unique(y, return_counts=True)
         saved = np.bincount(number, (predicted == y) - 1.0 * (y == values[counts.argmax()]))
-        better, worse = int((saved > 0).sum()), int((saved < 0).sum())
-        return float(bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
-    saved = np.bincount(number, (y - y.mean()) ** 2 - (y - predicted) ** 2)
+        if len(saved) == len(y):
+            better, worse = int((saved > 0).sum()), int((saved < 0).sum())
+            return float(bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
+    else:
+        saved = np.bincount(number, (y - y.mean()) ** 2 - (y - predicted) ** 2)
     error = float(saved.std(ddof=1)) / len(saved) ** 0.5 if len(saved) > 1 else 0.0
-    if not error:
-        return float(saved.mean() <= 0)
-    return float(stdtr(len(saved) - 1, -saved.mean() / error))
+    p = float(stdtr(len(saved) - 1, -saved.mean() / error)) if error else float(saved.mean() <= 0)
+    return max(p, 0.5 ** len(saved))
 
 
 def combine_tests(p_values: Sequence[float | None]) -> float | None:

@@ -136,12 +136,12 @@ COURSE = Curve(
             [
                 "m tells label best at embed and as well at 1 other layer: error 0.1 (linear); the largest class alone has "
                 "0.5 (p 0.001 for the best of 6 layers)",
-                "No layer of m tells stars better than its largest class: error 0.76 (linear); the largest class alone has "
-                "0.77 (p 1 for the best of 6 layers)",
+                "No layer of m is shown to tell stars better than its largest class: error 0.76 (linear); the largest class alone "
+                "has 0.77 (p 1 for the best of 6 layers)",
                 "m tells sum best at embed: error 0.3 (linear); the mean alone has 1, labels without meaning 1.1 (p 0.02 for the "
                 "best of 6 layers)",
-                "No layer of m tells digit better than its mean: error 0.99 (linear); the mean alone has 1, labels without "
-                "meaning 1.1 (p 0.4 for the best of 1 layer)",
+                "No layer of m is shown to tell digit better than its mean: error 0.99 (linear); the mean alone has 1, labels "
+                "without meaning 1.1 (p 0.4 for the best of 1 layer)",
             ],
         ),
         (

@@ -68,8 +68,18 @@ def test_a_probe_is_held_against_the_best_constant_answer():
     rows = np.arange(20)
     assert compare_with_guess("class", y, predicted, rows) == pytest.approx(binomtest(8, 10, 0.5, "greater").pvalue)
     whole = np.repeat(np.arange(5), 4)  # three documents of the largest class, two of the other
-    assert compare_with_guess("class", y, predicted, whole) == pytest.approx(binomtest(2, 3, 0.5, "greater").pvalue)
+    by_student = ttest_1samp([-2, 0, 0, 4, 4], 0, alternative="greater").pvalue
+    assert compare_with_guess("class", y, predicted, whole) == pytest.approx(by_student)
     assert compare_with_guess("class", y, np.zeros(20), rows) == 1.0
+    # all rows of nine short documents right, and none of a long one, which has the largest class
+    y, of = np.repeat([0, 1], [90, 18]), np.repeat(np.arange(10), [90] + 9 * [2])
+    assert compare_with_guess("class", y, np.ones(108), of) > 0.5
+    # a row in ten wrong in each of twenty documents, ten of either class
+    y, of = np.repeat([0, 1], 100), np.repeat(np.arange(20), 10)
+    assert compare_with_guess("class", y, np.where(np.arange(200) % 10, y, 1 - y), of) < 0.01
+    assert (
+        compare_with_guess("class", np.arange(4) % 2, np.arange(4) % 2, np.repeat([0, 1], 2)) == 0.25
+    )  # of two documents
     draw = np.random.default_rng(1)
     number = draw.normal(size=60)
     near = number + 0.7 * draw.normal(size=60)
