@@ -44,7 +44,7 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
     rows, curves = [], {}
     for label, layers in run.maps.items():
-        levels = list_chance_levels(run, layers)
+        levels = list_chance_levels(run, layers, within=True)
         lowest = np.argmin if layers.measure.larger_is_closer else np.argmax
         for model, place in layers.places.items():
             order = order_layers(layers.names[place])

@@ -36,9 +36,11 @@ def find_chance_mark(
     return None, f"chance is not known here: {why}" if why else ""
 
 
-def list_chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
+def list_chance_levels(run: Finished, layers: LayerMap, *, within: bool = False) -> dict[str, list[float]]:
     """Lists, for curves of a measure, the lowest, median and highest cell by chance, by what that is; empty where it is
-    not known."""
+    not known. within: the curves are of layers of one model too, which are alike in an untrained model, so that values
+    between models with fresh weights and others do not stand for chance."""
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
-    chance, said = find_chance_of_values(run, layers.measure, layers.values, owners, owners)
+    values = np.full_like(layers.values, np.nan) if within else layers.values
+    chance, said = find_chance_of_values(run, layers.measure, values, owners, owners)
     return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}

@@ -250,23 +250,25 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
 
 # ---- figures ----
 
+ALIKE_BY_LAYER = "How alike groups of models are, layer by layer"
+
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-POINT-groups"""
-    yield from list_group_figures(run.results.curves, "groups")
+    yield from list_group_figures(run.results.curves, "groups", ALIKE_BY_LAYER)
 
 
-def list_group_figures(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
+def list_group_figures(every: Mapping[str, Curve], analysis: str, title: str) -> Iterator[Job]:
     """QUANTITY-POINT-groups for the curves of kinds of pairs that an analysis made."""
     by_figure: dict[tuple[str, str], list[Curve]] = {}
     for curve in every.values():
         if curve.analysis == analysis and "pairs_of" in curve.about:
             by_figure.setdefault((curve.about["quantity"], curve.about["point"]), []).append(curve)
     for (quantity, point), kept in by_figure.items():
-        yield slug(quantity, point, "groups"), partial(_draw_by_depth, kept)
+        yield slug(quantity, point, "groups"), partial(_draw_by_depth, kept, title)
 
 
-def _draw_by_depth(every: Sequence[Curve]) -> Any:
+def _draw_by_depth(every: Sequence[Curve], title: str = ALIKE_BY_LAYER) -> Any:
     """A line and a band over models for each kind of pair; single pairs where there is no band."""
     from matplotlib.figure import Figure
 
@@ -303,7 +305,7 @@ def _draw_by_depth(every: Sequence[Curve]) -> Any:
     add_legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     set_headline(
         figure,
-        "How alike groups of models are, layer by layer",
+        title,
         f"{about['quantity']}, {about['point']}; mean over pairs",
     )
     return figure

@@ -154,7 +154,7 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
         mean = f"mean {label}"
-        means, levels = average_over_others(layers.values), list_chance_levels(run, layers)
+        means, levels = average_over_others(layers.values), list_chance_levels(run, layers, within=True)
         lines |= make_curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):

@@ -38,6 +38,11 @@ from repsim_cli.findings.multiples import MOST_PAIRS
 from repsim_cli.findings.sentences import find_least_lead, judge_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
+OF_TRAININGS = {  # by study, what its matrices show, which are of one model: one of each layer, or of each checkpoint
+    "convergence": "How alike the checkpoints of a training are, layer by layer",
+    "training_view": "How alike the layers of a model are, checkpoint by checkpoint",
+}
+
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-all of every measure, or NAME-panels where models are compared with themselves alone. On demand, or where
@@ -52,7 +57,7 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
         models = _list_models(measured)
         alone = drawn_with_layers and len(models) == 1
         complete = _has_all_pairs(measured) and not alone
-        if not drawn_with_layers and _are_apart(measured):
+        if not drawn_with_layers and _are_apart(run, measured):
             yield slug(label, "panels"), partial(_draw_model_panels, run, measured)
             continue
         if complete:
@@ -70,7 +75,7 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 def draw_map(run: Finished, measured: Measured) -> Any:
     """Draws all layers under a measure as `draw_figures` does in NAME-all or NAME-panels; where pairs of models are
     lacking, the first pair."""
-    if _are_apart(measured):
+    if _are_apart(run, measured):
         return _draw_model_panels(run, measured)
     if _has_all_pairs(measured):
         return _draw_joint_matrix(run, measured, "values")
@@ -88,10 +93,11 @@ def _has_all_pairs(measured: Measured) -> bool:
     return len(pairs) == count * (count + 1) // 2
 
 
-def _are_apart(measured: Measured) -> bool:
-    """Says whether there are several models, and each is compared with itself alone."""
-    matrices = measured.matrices
-    return len(_list_models(measured)) > 1 and all(matrix.rows == matrix.columns for matrix in matrices)
+def _are_apart(run: Finished, measured: Measured) -> bool:
+    """Says whether there are several models, and each is compared with itself alone, or the matrices are of one
+    training."""
+    several = len(_list_models(measured)) > 1 or run.results.study in OF_TRAININGS
+    return several and all(matrix.rows == matrix.columns for matrix in measured.matrices)
 
 
 def _draw_joint_matrix(run: Finished, measured: Measured, quantity: str) -> Any:
@@ -206,14 +212,15 @@ def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) ->
 
 
 def _draw_model_panels(run: Finished, measured: Measured) -> Any:
-    """A small matrix per model."""
+    """A small matrix per model, or per layer or checkpoint of a training, which the label of the measure names."""
     matrices = measured.matrices
     squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
     _, said = name_by_block([name for matrix in matrices for name in matrix.rows.layers])
     models = [matrix.rows.model for matrix in matrices]
     chance, level = find_chance_mark(run, measured, np.full((len(models), len(models)), np.nan), models, models)
     of = f"{measured.label}, {said}" if said else measured.label
-    title = "\n".join(filter(None, [f"{list_models(models)}: how alike the layers of each are", of, level]))
+    seen = OF_TRAININGS.get(run.results.study, f"{list_models(models)}: how alike the layers of each are")
+    title = "\n".join(filter(None, [seen, of, level]))
     return draw_small_heatmaps(squares, measured.card, title, chance)[0]
 
 

@@ -157,6 +157,20 @@ def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known(
         assert (lines.UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is said
 
 
+@pytest.mark.parametrize(
+    ("quantity", "said"),
+    {
+        "cka to last": "m: CKA with the last checkpoint, over the training",
+        "cka to previous": "m: CKA with the checkpoint before, over the training",
+        "cka between layers": "m: CKA of each layer with the others, mean, over the training",
+        "gradients": "m: CKA over the training",
+    }.items(),
+)
+def test_titles_of_training_curves_say_what_a_layer_is_compared_with(quantity, said):
+    figure = convergence._draw_means_by_model([over_training(quantity, [10, 90], [0.5, 1.0], levels={})])
+    assert said in figure.get_suptitle()
+
+
 @pytest.mark.parametrize("heads", [["a (random weights)", "b (random weights)"], ["a (rows shuffled)"]])
 def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(heads):
     keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
@@ -365,6 +379,18 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
     assert ("chance is not known here: why" in figure.get_suptitle()) is not known
+
+
+@pytest.mark.parametrize("names", [["attn_out@0"], ["attn_out@0", "attn_out@1"]])
+def test_small_maps_of_one_training_are_not_said_to_be_of_models(tmp_path, names):
+    np.save(tmp_path / "values.npy", square(2))
+    sides = [Side(model=name, layers=["step 0", "step 9"]) for name in names]
+    card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
+    measure = Measured(name="cka", label="cka between checkpoints of m", settings={}, estimate={"rows": 9}, card=card, matrices=[Matrix(rows=side, columns=side, values="values.npy") for side in sides])  # fmt: skip
+    title = map_figures.draw_map(
+        Finished(folder=tmp_path, manifest={}, results=Results(study="convergence")), measure
+    ).get_suptitle()
+    assert title == "How alike the checkpoints of a training are, layer by layer\ncka between checkpoints of m"
 
 
 def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):

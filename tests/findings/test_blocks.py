@@ -5,6 +5,8 @@ import pytest
 
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.blocks import Blocks, blocks
+from repsim_cli.findings.chance import list_chance_levels
+from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.runs.content import Measured, Results
 
 BLOCK = np.array([0, 0, 0, 1, 1, 1])
@@ -29,3 +31,21 @@ def test_the_drop_stands_between_the_blocks(tmp_path, larger_is_closer):
     (curve,) = part.curves.values()
     assert curve.at == [f"resid_post@{i}" for i in range(1, 6)]
     assert blocks(run, Blocks(least=7), []).curves == {}
+
+
+@pytest.mark.parametrize(("analyse", "options"), [(blocks, Blocks()), (localization, Localization())])
+def test_values_between_models_are_no_level_for_layers_of_one(tmp_path, analyse, options):
+    """Layers of an untrained model are alike, so that what it shares with another model is no chance for them."""
+    card = {"label": "CKA", "larger_is_closer": True}
+    estimate = {"rows": 9, "batches": 1}
+    measured = Measured(name="cka", label="cka", settings={}, estimate=estimate, card=card, matrices=[])
+    known = {"kind": "live", "family": "gpt2", "layers": [], "widths": []}
+    facts = {"trained": {**known, "trained": True}, "fresh": {**known, "trained": False}}
+    run = Finished(folder=tmp_path, manifest={"facts": facts}, results=Results(study="similarity"))
+    names = [f"resid_post@{i}" for i in range(4)]
+    values = np.where(np.arange(8)[:, None] // 4 == np.arange(8) // 4, 0.95, 0.2)
+    layers = LayerMap(measured, values, names * 2, [8] * 8, {"trained": slice(0, 4), "fresh": slice(4, 8)})
+    assert list_chance_levels(run, layers)
+    run.__dict__["maps"] = {"cka": layers}
+    curves = analyse(run, options, []).curves.values()
+    assert [curve.about["levels"] for curve in curves] == [{}, {}]

@@ -165,7 +165,10 @@ def test_sentences_say_what_is_no_more_than_chance_and_what_lies_between():
         "p": 0.4,
     }
     (said,) = say_main_findings(Results(study="views", tables={"neighbours that stay": table(stay)}))
-    assert "in the first layer no more than by chance, 35 % stay" in said
+    assert "in the first layer no more than by chance, 35 % stay in later ones (" in said
+    fewest = {**stay, "lowest": 0.05, "lowest in": "b"}
+    (said,) = say_main_findings(Results(study="views", tables={"neighbours that stay": table(fewest)}))
+    assert "35 % stay in later ones, at the least 5 % in b (all;" in said
     course = [
         {"model": "m", "measure": "gw", "step": step, "mean over pairs of layers": value}
         for step, value in ((0, 0.007), (16, 0.06), (100, 0.005), (1000, 0.006))

@@ -75,6 +75,14 @@ COURSE = Curve(
     lines={"resid_post@0": [0.2, 0.6, 0.98, 1.0], "resid_post@1": [0.0, 0.5, 0.98, 1.0]},
     about={"quantity": "cka to last", "point": "resid_post", "model": "m"},
 )
+STILL = Curve(
+    x=Axis(name="step"),
+    y=Axis(name="Procrustes distance"),
+    at=[0, 10, 1000],
+    lines={"resid_post@0": [2e-8, 3e-8, 0.0], "resid_post@1": [1e-8, 0.0, 0.0]},
+    bounds=[0.0, 2**0.5],
+    about={"quantity": "procrustes to last", "point": "resid_post", "model": "m"},
+)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ COURSE = Curve(
             {"tables": {"stitching": STITCHES}},
             [
                 "b goes on from a at a loss of 0.5 nats more than alone (se 0.01) after embed, and 1.2 nats more after resid_post@0",
-                "a goes on from a at a loss of 0 nats more than alone (se 0) after embed",
+                "a goes on from a at the loss that it has alone after embed",
             ],
         ),
         (
@@ -150,6 +158,13 @@ COURSE = Curve(
             [
                 "m, resid_post: CKA with the checkpoint of step 1000 is 0.10 at step 0 (mean over 2 layers), and from step 100 on within 5 % of the way from step 0 to its "
                 "end"
+            ],
+        ),
+        (
+            "convergence",
+            {"curves": {"course": STILL}},
+            [
+                "m, resid_post: Procrustes distance with the checkpoint of step 1000 is 0.00 at every step, in every layer"
             ],
         ),
         (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.frame import SHADES, choose_shades
+from repsim_cli.figures.frame import SHADES, add_legend_beside, choose_shades
 from repsim_cli.figures.lines import draw_light_grid, mark_gaps
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -23,6 +23,7 @@ DRAWS = 9999  # of as many seeds whose deviations are SPREAD apart
 SPREAD = 0.02  # a range of 0.1 over a hundred normal values; the hundred published seeds have twice that
 BY = "hans_lexical_overlap_non_entailment"  # what colours the seeds, where it is there
 PANEL = (4.6, 3.2)  # inches
+NAMED = 12  # models up to which a legend has each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ def _draw_accuracies(table: Table) -> Any:
     for number, (row, colour) in enumerate(zip(table.rows, inks, strict=True)):
         aside = 0.36 * (number / max(len(table.rows) - 1, 1) - 0.5)
         heights = [row[table.columns.index(name)] for name in names]
-        axes.plot(np.arange(len(names)) + aside, heights, "o", color=colour, markersize=4, markeredgewidth=0)
+        at = np.arange(len(names)) + aside
+        axes.plot(at, heights, "o", color=colour, markersize=4, markeredgewidth=0, label=row[0])
     labels = [name.removeprefix("hans_").replace("_non_entailment", "\nnot entailed") for name in names]
     labels = [label.replace("_entailment", "\nentailed").replace("_", " ") for label in labels]
     axes.set_xticks(range(len(names)), labels, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
@@ -97,6 +99,7 @@ def _draw_accuracies(table: Table) -> Any:
     axes.set_ylabel("accuracy")
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
+    _name_few_models(axes)
     set_headline(figure, f"{len(table.rows)} classifiers: accuracy by data set", f"bright: {by}" if by else "")
     return figure
 
@@ -106,14 +109,23 @@ def _draw_losses(curves: Sequence[Curve], table: Table) -> Any:
 
     figure = Figure(figsize=PANEL)
     axes = figure.add_subplot()
-    for curve, colour in zip(curves, _choose_model_shades(table)[0], strict=True):
-        axes.plot(curve.at, mark_gaps(curve.lines["loss"]), color=colour, linewidth=1)
+    inks, by = _choose_model_shades(table)
+    for model, curve, colour in zip(table.column("model"), curves, inks, strict=True):
+        axes.plot(curve.at, mark_gaps(curve.lines["loss"]), color=colour, linewidth=1, label=model)
     axes.set_xlabel(str(curves[0].x))
     axes.set_ylabel(str(curves[0].y))
     axes.set_ylim(0, None)
     draw_light_grid(axes)
-    set_headline(figure, f"{len(curves)} classifiers: {curves[0].y} over the training")
+    _name_few_models(axes)
+    headline = f"{len(curves)} classifiers: {curves[0].y} over the training"
+    set_headline(figure, headline, f"bright: {by}" if by else "")
     return figure
+
+
+def _name_few_models(axes: Any) -> None:
+    """Names the models of the axes, where these are not too many."""
+    if len(axes.lines) <= NAMED:
+        add_legend_beside(axes)
 
 
 def _choose_model_shades(table: Table) -> tuple[Any, str]:

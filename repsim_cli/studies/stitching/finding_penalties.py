@@ -95,7 +95,7 @@ def _average_penalties(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Wei
 
 def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-resid_post-groups"""
-    yield from list_group_figures(run.results.curves, "penalties")
+    yield from list_group_figures(run.results.curves, "penalties", "Stitched models of groups, layer by layer")
 
 
 class Stitched(NamedTuple):
@@ -116,6 +116,7 @@ def collect_stitched(run: Finished) -> dict[str, Stitched]:
             continue
         layers = [matrix.about["layer"] for matrix in matrices]
         values = np.stack([run.array(matrix.values) for matrix in matrices], axis=2)
+        values[np.diag_indices(len(values))] = 0.0  # of no pair, and left out of every mean
         shares = np.array([((read_block_number(layer) or 0) + 1) / blocks for layer in layers])
         depths = Depths(run.groups, values, shares, larger_is_closer=quantity in (ACCURACY, "shared"))
         by_quantity[quantity] = Stitched(matrices[0].label, layers, depths)

@@ -10,6 +10,7 @@ from repsim_cli.report.studies import Said, list_table_records
 from repsim_cli.runs.content import Results
 
 Row = Mapping[str, Any]
+ROUNDING = 5e-6  # nats below which a loss, with its error, is none
 
 
 @pages.register("stitching", "Can the later blocks of one model go on from the first blocks of another?")
@@ -44,17 +45,29 @@ def say_stitches(rows: Sequence[Row], freedom: int | None) -> Iterator[tuple[str
         other = f"{'; ' if told else ', and '}{_say_lost(most['penalty'])} after {most['head layer']}" if apart else ""
         yield (
             f"{head} into {tail}",
-            f"{tail} goes on from {head} at a loss of {_say_lost(least['penalty'])} than alone"
-            f"{_say_error(least['penalty se'])} after {least['head layer']}{_say_beyond_itself(least)}{told}{other}"
+            f"{tail} goes on from {head} at {_say_own(least)} after {least['head layer']}{_say_beyond_itself(least)}"
+            f"{told}{other}"
             f"{_say_misled(known)}",
         )
 
 
+def _say_own(row: Row) -> str:
+    """Says what the tail loses beside its own blocks alone."""
+    if _is_rounding(row["penalty"], row["penalty se"]):
+        return "the loss that it has alone"
+    return f"a loss of {_say_lost(row['penalty'])} than alone{_say_error(row['penalty se'])}"
+
+
 def _say_beyond_itself(row: Row) -> str:
-    """Says what another head costs beyond what stitching the tail into itself does; empty where that is not known."""
-    if (beyond := row.get("beyond itself")) is None:
+    """Says what another head costs beyond what stitching the tail into itself does; empty where that is not known, or
+    nothing."""
+    if (beyond := row.get("beyond itself")) is None or _is_rounding(beyond, row["beyond itself se"]):
         return ""
     return f", {_say_lost(beyond)} than {row['tail']} from itself there{_say_error(row['beyond itself se'])}"
+
+
+def _is_rounding(value: float, error: float | None) -> bool:
+    return max(abs(value), error or 0.0) < ROUNDING
 
 
 def _say_error(error: float | None) -> str:
@@ -74,4 +87,4 @@ def _say_misled(rows: Sequence[Row]) -> str:
 
 def _say_lost(penalty: float) -> str:
     """A penalty in words: that of a better stitch is negative, and rounding is none."""
-    return f"{round(abs(penalty), 5):.2g} nats {'less' if penalty < -5e-6 else 'more'}"
+    return f"{round(abs(penalty), 5):.2g} nats {'less' if penalty < -ROUNDING else 'more'}"

@@ -132,7 +132,7 @@ def make_group_results(
     for name in measured:
         quantity = QUANTITIES[name]
         for layer in layers[labels[0]]:
-            values = np.zeros((2, len(labels), len(labels)))
+            values = np.full((2, len(labels), len(labels)), np.nan)  # no model is stitched to itself
             for head, tail in pairs:
                 stitch = Stitch(Head(head), tail, layer, layer)
                 values[:, labels.index(head), labels.index(tail)] = quantity.estimate(scores, stitch)

@@ -30,6 +30,11 @@ SIZES = 5  # of which a rank correlation can be told from another
 AT_20 = 0.2  # the share of training at which the paper looks
 NAMED = 16  # layers up to which the legend has each, of more every second or third
 FEW = 2  # models up to which the layers of each are drawn in the overview
+BESIDE = {  # by the end of a quantity, what a layer is compared with
+    " to last": " with the last checkpoint,",
+    " to previous": " with the checkpoint before,",
+    " between layers": " of each layer with the others, mean,",
+}
 STUDIES = ("convergence", "effective_rank", "training_view")
 
 
@@ -162,8 +167,8 @@ def _make_convergence_panel(curves: Sequence[Curve], models: str) -> tuple[Any, 
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)
-    of_last = " with the last checkpoint," if first.about["quantity"].endswith(" to last") else ""
-    seen = f"{models}: {first.y}{of_last} over the training"
+    beside = next((said for ending, said in BESIDE.items() if first.about["quantity"].endswith(ending)), "")
+    seen = f"{models}: {first.y}{beside} over the training"
     set_headline(figure, seen, f"{first.about['quantity']}, {first.about['point']}")
     return figure, panel
 

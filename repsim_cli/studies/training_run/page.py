@@ -1,13 +1,13 @@
 """What the page of a run says first: what was asked, and what was found."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from repsim_cli.base.registry import pages
 from repsim_cli.report.studies import MOST, Said, list_table_records
 from repsim_cli.runs.content import IDENTICAL, Curve, Results
 
-UNCHANGED = 1e-5  # of the last value by which a layer that no step changes may differ: rounding
+UNCHANGED = 1e-5  # of the largest value there is, or can be, by which a layer that no step changes may differ: rounding
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
@@ -43,20 +43,29 @@ def say_convergence(whole: Results) -> Iterator[Said]:
         near = f"within 5 % of the way from step {first} to its end"
         on = f"from step {arrived} on {near}"
         before = f"at step {late[-1]} not yet {near}" if late else ""
-        model = curve.about.get("model", "")
+        model, same = curve.about.get("model", ""), _list_still_layers(curve)
+        of = f"{model}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of step {last} is"
+        if len(same) == len(curve.lines):
+            yield model, f"{of} {begin:.2f} at every step, in every layer"
+            continue
         yield (
             model,
-            f"{model}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of step {last} is "
-            f"{begin:.2f} at step {first}{_say_lines(curve)}, and {before if arrived == last else on}",
+            f"{of} {begin:.2f} at step {first}{_say_lines(curve, same)}, and {before if arrived == last else on}",
         )
 
 
-def _say_lines(curve: Curve) -> str:
-    """Says that a value is the mean over layers, and which of these are the same at every step."""
+def _list_still_layers(curve: Curve) -> list[str]:
+    """Lists the layers that are the same at every step, but for rounding."""
+    known = {name: [value for value in line if value is not None] for name, line in curve.lines.items()}
+    reach = [abs(value) for line in [*known.values(), curve.bounds] for value in line if value is not None]
+    step = UNCHANGED * max(reach, default=0)
+    return [name for name, line in known.items() if line and max(line) - min(line) <= step]
+
+
+def _say_lines(curve: Curve, same: Sequence[str]) -> str:
+    """Says that a value is the mean over layers, and which of these (`same`) are the same at every step."""
     if len(curve.lines) < 2:
         return ""
-    ends = {name: [value for value in line if value is not None] for name, line in curve.lines.items()}
-    same = [name for name, line in ends.items() if line and max(line) - min(line) <= UNCHANGED * abs(line[-1])]
     more = f" and {len(same) - MOST} more" if len(same) > MOST else ""
     known = f"; {', '.join(same[:MOST])}{more} the same at every step" if same else ""
     return f" (mean over {len(curve.lines)} layers{known})"

@@ -25,7 +25,7 @@ COLUMNS = [
     "model", "space", "sample", "mean overlap with the first layer", "mean overlap without it", "overlap by chance",
 ]  # fmt: skip
 STAY = "neighbours that stay"
-OF_ALL = ["model", "space", "rows", "nearest", "share that stays", "by chance", "p"]
+OF_ALL = ["model", "space", "rows", "nearest", "share that stays", "lowest", "lowest in", "by chance", "p"]
 DRAWN = 999  # random pairings of rows
 PLANE = "t-SNE plane"
 LETTERS = 52  # of a text in a legend
@@ -58,22 +58,24 @@ def compute_chance_overlap(rows: int, k: int) -> float:
     return float(shares @ (shared / (2 * k - shared)))
 
 
-def measure_staying_share(nearest: Int[np.ndarray, "layers n k"]) -> tuple[float, float]:
-    """The share of the nearest rows of all rows in the first layer that are among the nearest in later ones, mean over
-    these, and p: how often it is as large where rows of the first layer are paired with those of the others at random.
-    By chance it is k / (n - 1).
+def measure_staying_shares(nearest: Int[np.ndarray, "layers n k"]) -> tuple[Float[np.ndarray, " later"], float]:
+    """The share of the nearest rows of all rows in the first layer that are among the nearest in each later one, and p:
+    how often their mean is as large where rows of the first layer are paired with those of the others at random. By
+    chance a share is k / (n - 1).
 
-    >>> measure_staying_share(np.array([[[1], [0], [3], [2]], [[1], [0], [3], [0]]]))[0]
-    0.75
+    >>> measure_staying_shares(np.array([[[1], [0], [3], [2]], [[1], [0], [3], [0]], [[2], [3], [0], [1]]]))[0].tolist()
+    [0.75, 0.0]
     """
-    count, k = nearest.shape[1:]
-    later = np.zeros((count, count), int)
-    for layer in nearest[1:]:
-        later[np.arange(count)[:, None], layer] += 1
+    count = nearest.shape[1]
+    later = np.zeros((len(nearest) - 1, count, count), int)
+    for near, layer in zip(later, nearest[1:], strict=True):
+        near[np.arange(count)[:, None], layer] = 1
+    whole = later.sum(0)
     rng = np.random.default_rng(0)
     orders = [np.arange(count), *(rng.permutation(count) for _ in range(DRAWN))]
-    stay = np.array([later[order[:, None], order[nearest[0]]].sum() for order in orders])
-    return float(stay[0] / (count * k * (len(nearest) - 1))), float((stay >= stay[0]).mean())
+    stay = np.array([whole[order[:, None], order[nearest[0]]].sum() for order in orders])
+    shares = later[:, np.arange(count)[:, None], nearest[0]].mean((1, 2))
+    return shares, float((stay >= stay[0]).mean())
 
 
 # ---- figures ----
@@ -171,8 +173,10 @@ def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]
         for space, path in matrix.details.items():
             nearest = run.array(path).astype(int)
             if len(nearest) > 1:
-                share, p = measure_staying_share(nearest)
-                of_all.append([label, space, len(rows), k, share, k / (len(rows) - 1), p])
+                shares, p = measure_staying_shares(nearest)
+                least = int(shares.argmin())
+                staying = [float(shares.mean()), float(shares[least]), layers[1:][least]]
+                of_all.append([label, space, len(rows), k, *staying, k / (len(rows) - 1), p])
             kept = compute_jaccard_overlap(nearest[:1], nearest)[:, samples]
             listed += [[space, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
             for name, row in zip(names, kept.T, strict=True):

@@ -50,8 +50,15 @@ def say_staying(rows: Rows) -> Iterator[Said]:
         near = f"of the {row['nearest']} rows nearest to each of {row['rows']} in the first layer"
         known = f"({row['space']}; by chance {write_percent(row['by chance'])}, p {row['p']:.2g})"
         more = "no more than by chance, " * (row["p"] > LEVEL)
-        stay = f"{more}{write_percent(row['share that stays'])} stay in later ones"
+        stay = f"{more}{write_percent(row['share that stays'])} stay in later ones{_say_fewest(row)}"
         yield row["model"], f"{row['model']}: {near} {stay} {known}"
+
+
+def _say_fewest(row: Mapping[str, Any]) -> str:
+    """Says in which layer fewest stay; nothing of runs before that was counted."""
+    if row.get("lowest") is None or f"{row['lowest']:.2f}" == f"{row['share that stays']:.2f}":
+        return ""
+    return f", at the least {write_percent(row['lowest'])} in {row['lowest in']}"
 
 
 def say_shifts(rows: Rows) -> Iterator[Said]:

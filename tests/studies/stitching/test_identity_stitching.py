@@ -104,6 +104,7 @@ def test_the_study(source, tmp_path, monkeypatch):
     values = {name: np.stack(blocks, 2) for name, blocks in values.items()}
     labels = measured.matrices["accuracy, resid_post@1"].rows.layers
     assert labels == [*GROUPS["one"], *GROUPS["two"]]
+    assert all((np.isnan(each) == np.eye(6, dtype=bool)[..., None]).all() for each in values.values())
 
     # by hand: what block 1 of a gives, through the last block and the head of x
     examples = one.data.sequences(models["a"].tokenizer(), one.extract, 0)

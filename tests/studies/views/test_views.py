@@ -36,7 +36,7 @@ from repsim_cli.studies.views.finding_histograms import (
 from repsim_cli.studies.views.finding_neighbours import (
     compute_chance_overlap,
     compute_jaccard_overlap,
-    measure_staying_share,
+    measure_staying_shares,
 )
 from repsim_cli.studies.views.histograms import (
     make_distance_histograms,
@@ -76,7 +76,7 @@ def test_layers_that_are_drawn_alike_are_not_told_apart():
         ]
         ((_, said),) = say_shifts(lines)
         assert "at no layer more than at the others" in said
-        p_values.append(measure_staying_share(np.stack([find_nearest_rows(x[:16], 5) for x in layers]))[1])
+        p_values.append(measure_staying_shares(np.stack([find_nearest_rows(x[:16], 5) for x in layers]))[1])
     assert np.mean(np.array(p_values) <= 0.05) < 0.15
     # a layer that spreads is named
     layers[2] *= 3

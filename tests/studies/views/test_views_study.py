@@ -93,6 +93,11 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     first, *later = [[set(row.tolist()) for row in around] for around in nearby]
     stay = [len(a & b) / 5 for around in later for a, b in zip(around, first, strict=True)]
     assert line["share that stays"] == pytest.approx(np.mean(stay))
+    each = np.mean(np.reshape(stay, (len(later), 16)), axis=1)
+    assert (line["lowest"], line["lowest in"]) == (
+        pytest.approx(each.min()),
+        matrix["rows"]["layers"][each.argmin() + 1],
+    )
     assert (line["rows"], line["nearest"], line["by chance"]) == (16, 5, pytest.approx(5 / 15))
     assert line["p"] <= 0.05
     # couplings: a pair and its mirror image are each other's transpose
