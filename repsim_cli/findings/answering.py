@@ -1,7 +1,7 @@
 """Which layer answers to which: of each layer of a model the closest layer of another, and what two models come to."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ MORE, LESS = "more alike with depth", "less alike with depth"
 EVERYWHERE = "about as alike at every depth"
 WITHIN_ERROR = "as alike at every depth within error"
 NAMED = 5  # layers of a path that a title names
+NO_ERRORS = "; errors are not known"
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
 Read = Callable[[str], np.ndarray]  # gives the array of a path
 
@@ -94,51 +95,77 @@ def find_closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in near]
 
 
+def find_near_columns(values: Float[np.ndarray, "r c"], larger: bool, least: float) -> list[list[int]]:
+    """Finds the columns of each row that are not told apart from the closest one, itself among them; none where no cell
+    has a value. least: the least lead that tells two cells apart.
+
+    >>> find_near_columns(np.array([[0.1, 0.9, 0.8], [np.nan] * 3]), larger=True, least=0.2)
+    [[1, 2], []]
+    """
+    near = values if larger else -values
+    return [[] if np.isnan(row).all() else np.flatnonzero(row >= np.nanmax(row) - least).tolist() for row in near]
+
+
 def say_closest(
     models: tuple[str, str],
     rows: Sequence[str],
     columns: Sequence[str],
     closest: Sequence[int | None],
-    untold: Collection[str] | None = (),
+    near: Sequence[Sequence[int]] | None,
 ) -> str:
     """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
 
-    untold: layers of the first whose closest one is not told apart from the next; they are counted, and not named.
-        None: the error of values is not known, which is said.
+    near: of each layer of the first, those of the second that are not told apart from its closest one. None: the error
+        of values is not known, which is said.
 
-    >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
+    >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1], [[0], [1]])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
-    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, None, 2])
+    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, None, 2], [[0], [], [2]])
     'Each layer of a is closest to the same layer of b (no value for y)'
-    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, 1, 0], {"y"})
-    "a's layers x and z are closest to b's x and x; 1 of 3 not told apart from the next"
+    >>> say_closest(("a", "b"), ["x", "y", "z"], ["x", "y", "z"], [0, 1, 0], [[0, 2], [0, 1, 2], [0]])
+    "a's layers x and z are closest to b's x or z and x within error; 1 of 3 as close to all"
     >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 1], None)
     'Each layer of a is closest to the same layer of b; errors are not known'
-    >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 0], {"x", "y"})
-    'No layer of a has a closest layer of b that is told apart from the next'
+    >>> say_closest(("a", "b"), ["x", "y"], ["x", "y"], [0, 0], [[0, 1], [0, 1]])
+    'No layer of a is closer to one layer of b than to the others, within error'
     """
     shown, said = name_by_block([*rows, *columns])
     blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
     known = [i for i in blocks if closest[i] is not None]
     if not known:
         return f"{models[0]} and {models[1]}: no layers that can be compared"
-    told = [i for i in known if rows[i] not in (untold or ())]
-    if not told:
-        return f"No layer of {models[0]} has a closest layer of {models[1]} that is told apart from the next"
-    doubt = f"; {len(known) - len(told)} of {len(known)} not told apart from the next" if len(told) < len(known) else ""
-    doubt = "; errors are not known" if untold is None else doubt
-    if len(known) > 1 and all(rows[i] == columns[closest[i] or 0] for i in known):
+    untold = [] if near is None else [i for i in known if len(near[i]) > 1]
+    if len(known) > 1 and len(untold) < len(known) and all(rows[i] == columns[closest[i] or 0] for i in known):
+        doubt = f"; {len(untold)} of {len(known)} not told apart from the next" if untold else ""
         lacking = [rows[i] for i in blocks if closest[i] is None]
         named = ", ".join(lacking) if len(lacking) <= NAMED else f"{len(lacking)} layers"
-        without = f" (no value for {named})" if lacking else ""
-        return f"Each layer of {models[0]} is closest to the same layer of {models[1]}{without}{doubt}"
+        doubt = (f" (no value for {named})" if lacking else "") + (NO_ERRORS if near is None else doubt)
+        return f"Each layer of {models[0]} is closest to the same layer of {models[1]}{doubt}"
+    told = [i for i in known if near is None or len(near[i]) < len(columns) or len(columns) == 1]
+    if not told:
+        return f"No layer of {models[0]} is closer to one layer of {models[1]} than to the others, within error"
     count = min(NAMED, len(told))
     places = [told[round(i * (len(told) - 1) / max(count - 1, 1))] for i in range(count)]
-    names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]
+    others = shown[len(rows) :]
+    found = [[closest[i] or 0] if near is None else near[i] for i in places]
+    names = [[shown[i] for i in places], [_name_near(each, others) for each in found]]
     one, many = ("block", "blocks") if said.endswith("by block") else ("layer", "layers")
     first, second = (" and ".join(filter(None, [", ".join(side[:-1]), side[-1]])) for side in names)
     kind, verb = (one, "is") if count == 1 else (many, "are")
+    doubt = NO_ERRORS if near is None else " within error" if any(len(each) > 1 for each in found) else ""
+    doubt += f"; {len(known) - len(told)} of {len(known)} as close to all" if len(told) < len(known) else ""
     return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}{doubt}"
+
+
+def _name_near(places: Sequence[int], names: Sequence[str]) -> str:
+    """Names layers that follow each other by the first and the last.
+
+    >>> _name_near([0, 2, 3, 4], list("abcdef")), _name_near([1], list("abcdef"))
+    ('a or c to e', 'b')
+    """
+    parts = np.split(np.array(places), np.flatnonzero(np.diff(places) > 1) + 1)
+    ends = [(names[int(part[0])], names[int(part[-1])]) for part in parts]
+    return " or ".join(first if first == last else f"{first} to {last}" for first, last in ends)
 
 
 def find_closest_layers(sides: Sides) -> list[ClosestLayer]:

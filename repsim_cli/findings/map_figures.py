@@ -27,8 +27,7 @@ from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.answering import (
     find_both_directions,
     find_closest_columns,
-    find_closest_layers,
-    list_untold_layers,
+    find_near_columns,
     say_closest,
 )
 from repsim_cli.findings.chance import find_chance_mark
@@ -141,8 +140,8 @@ def _draw_joint_matrix(run: Finished, measured: Measured, quantity: str) -> Any:
     seen = f"{list_models(models)}: how alike {sides} are"
     if len(models) == 2 and values:
         first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
-        line = find_closest_columns(raw[np.ix_(first, second)], larger)
-        seen = _say_seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
+        between = raw[np.ix_(first, second)]
+        seen = _say_seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], between)
     figure, _ = _draw_measured(measured, drawn, labels, labels, seen=seen, starts=starts)
     for number, each in enumerate(find_matrix_axes(figure)):
         if mixed:
@@ -250,7 +249,7 @@ def _draw_pair_map(
     written = values.size <= WRITTEN
     seen = f"{models[0]}: how alike its layers are"
     if line:
-        seen = _say_seen(run, measured, models, down, across, line)
+        seen = _say_seen(run, measured, models, down, across, values)
         seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
     figure, axes = _draw_measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
     draw_path(axes, line, outlined=written)
@@ -268,15 +267,17 @@ def _say_seen(
     models: tuple[str, str],
     rows: Sequence[str],
     columns: Sequence[str],
-    closest: Sequence[int | None],
+    values: np.ndarray,
 ) -> str:
-    """Says which layers of two models answer to each other, or that chance would give as much."""
-    found, untold = find_both_directions(measured, run.array, *models), None
+    """Says which layers of two models answer to each other, or that chance would give as much. values: of these rows
+    and columns."""
+    closest = find_closest_columns(values, measured.larger_is_closer)
+    found, near = find_both_directions(measured, run.array, *models), None
     if found and (by_chance := judge_chance(measured, found[0])):
         return f"{models[0]} and {models[1]} {by_chance}"
-    if found and (least := find_least_lead(measured, found[0])) is not None:
-        untold = list_untold_layers(find_closest_layers(found[0]), least)
-    return say_closest(models, rows, columns, closest, untold)
+    if found and (least := find_least_lead(measured, found[0], len(rows))) is not None:
+        near = find_near_columns(values, measured.larger_is_closer, least)
+    return say_closest(models, rows, columns, closest, near)
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}

@@ -282,11 +282,11 @@ def find_noise(measured: Measured, sides: Sides) -> float | None:
     return max(chance["scatter"], chance.get("spread") or 0.0) if chance.get("scatter") is not None else None
 
 
-def find_least_lead(measured: Measured, sides: Sides) -> float | None:
+def find_least_lead(measured: Measured, sides: Sides, layers: int = 1) -> float | None:
     """Finds by how much a layer must be ahead of the next closest one to be told apart from it; None: no error is
-    known."""
+    known. layers: how many are looked at, of which none may be told apart by noise."""
     noise = find_noise(measured, sides)
-    return None if noise is None else answering.find_scatter(max(sides.values.shape), noise)
+    return None if noise is None else answering.find_scatter(math.ceil(max(sides.values.shape) * layers**0.5), noise)
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
