@@ -164,6 +164,8 @@ def measure_scatter(
     spread = list(combinations(choose_layers(len(values)), 2))
     closest = find_closest_layers(values if measure.card.larger_is_closer else -values, models)
     pairs = list(dict.fromkeys([*spread, *closest]))
+    if not pairs:
+        return {}
     if isinstance(prepared, PreparedProducts):
         if not is_cosine(measure):
             return {}

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli.findings.answering import find_closest_columns, make_layer_namer, say_closest
+from repsim_cli.findings.answering import find_closest_columns, find_near_columns, make_layer_namer, say_closest
 from repsim_cli.findings.budget import say_most_shared, say_neighbours
 from repsim_cli.findings.driving import say_driving
 from repsim_cli.findings.sentences import say_how_alike
@@ -134,7 +134,11 @@ def test_two_models(data):
         measures.append(Measured(name=name, label=name, settings={}, estimate={}, card=card, matrices=[matrix], chance=noted if beside else None))  # fmt: skip
     for said in say_how_alike(Results(study="similarity", measures=measures), arrays.__getitem__, "a", "b"):
         check(said)
-    check(say_closest(("a", "b"), rows, columns, find_closest_columns(arrays["valuesm"], larger=True)))
+    values = arrays["valuesm"]
+    near = find_near_columns(values, True, data.draw(st.sampled_from([0.0, 0.2, 2.0])))
+    closest = find_closest_columns(values, larger=True)
+    check(say_closest(("a", "b"), rows, columns, closest, near))
+    check(say_closest(("a", "b"), rows, columns, closest, None))
 
 
 @given(st.data())
