@@ -49,7 +49,7 @@ def test_what_has_none():
     layers = [torch.randn(20, 4) for _ in range(6)]
     each = np.arange(20)
     assert observe("procrustes", layers, each)[1] == {}  # no mean over rows
-    assert observe("cka", layers[:2], each)[1] == {}  # one value
+    assert observe("cka", layers[:1], each)[1] == observe("cka", layers[:2], each)[1] == {}  # no two values
     assert observe("cka", layers, each * 0)[1] == {}  # one document
     assert observe("mutual_knn", layers, each * 0)[1] == {}
     assert observe("cka", layers, each)[1].keys() == {"scatter", "documents"}

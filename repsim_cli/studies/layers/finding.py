@@ -114,7 +114,7 @@ def say_extreme(
     where = [word(layers[i]["layer"]) for i in alike]
     blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
     others = [name for name in where if not name.startswith(BLOCK)]
-    named = ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
+    named = ("one of " if len(alike) > 1 else "") + ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
     return form.format(where=named, span=span, end=end)
 
 

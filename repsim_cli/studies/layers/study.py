@@ -73,6 +73,18 @@ def find_copies(rows: Sequence[Sequence[Any]]) -> Iterator[list[str]]:
             yield [a, b]
 
 
+def choose_texts(places: Int[np.ndarray, " n"], units: Int[np.ndarray, " N"], count: int) -> Int[np.ndarray, " m"]:
+    """Chooses texts of as many documents as there are, since errors are over these. places: of the texts that may be
+    chosen. units: the document of every text.
+
+    >>> choose_texts(np.arange(1, 6), np.array([7, 7, 7, 7, 2, 3]), 3).tolist()
+    [1, 4, 5]
+    """
+    firsts = np.unique(units[places], return_index=True)[1]
+    others = np.setdiff1d(np.arange(len(places)), firsts)
+    return np.sort(places[[*np.sort(firsts), *others][:count]])
+
+
 @studies.register("layers")
 class Layers(Study):
     """Looks at every layer of each model by itself, in place of comparing it with others.
@@ -84,7 +96,7 @@ class Layers(Study):
     Where models predict the next token, what is lost without each block.
 
     k: neighbours k and 2k give the intrinsic dimension that is drawn; the table has others.
-    without: on how many sequences, the first ones, each block is left out once; 0: on none.
+    without: on how many sequences, the first ones of different documents, each block is left out once; 0: on none.
     Example: repsim run study=layers model=[] +model.mine='{kind: transformers, path: DIR}' extract=texts
         data=local_text data.path=FILE data.sample_by=paragraph
     """
@@ -217,7 +229,7 @@ class Layers(Study):
     def _measure_block_losses(
         self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]
     ) -> BlockLosses | None:
-        """Measures what is lost without each block, on the first sequences; None where blocks cannot be left out."""
+        """Measures what is lost without each block, on a few sequences; None where blocks cannot be left out."""
         ((label, source),) = extraction.live.items()
         if not self.without:
             return None
@@ -230,7 +242,7 @@ class Layers(Study):
         if model is None:
             run.warn(f"model.{label}: no block is left out ({why})")
             return None
-        chosen = np.flatnonzero(has_next(given))[: self.without]
+        chosen = choose_texts(np.flatnonzero(has_next(given)), units, self.without)
         some = given.take(chosen)
         lengths = measure_lengths(find_used(some, self.extract))
         parts = list(batch_by_length(lengths, self.hardware))
