@@ -193,8 +193,13 @@ def standing(measures: list[str], tests: int) -> Any:
 
 
 def changes(tasks: list[str], kinds: list[str]) -> Any:
-    keys = ("task", "variant", "change", "standard error of rows")
-    rows = [[task, kind, 0.01 * i - 0.02, 0.01] for task in tasks for i, kind in enumerate(["full", *kinds])]
+    keys = ("task", "variant", "change", "standard error of rows", "standard deviation")
+    spreads = [0.015, *[None] * len(kinds)] if len(tasks) > 1 else [None] * (1 + len(kinds))
+    rows = [
+        [task, kind, 0.01 * i - 0.02, 0.01, spread]
+        for task in tasks
+        for i, (kind, spread) in enumerate(zip(["full", *kinds], spreads, strict=True))
+    ]
     return variants._draw_changes(Table(columns=list(keys), rows=rows), "accuracy", "full")
 
 

@@ -152,6 +152,16 @@ def test_layers_that_converge_early_may_not_be_known():
     ]
 
 
+def test_what_a_variant_changes_stands_beside_how_far_seeds_differ():
+    whole = {"task": "t", "variant": "none", "mean": 0.83, "standard deviation": 0.24, "change": None, "standard error of rows": None}  # fmt: skip
+    top = {**whole, "variant": "top 3", "mean": 1.0, "standard deviation": None, "change": 0.17, "standard error of rows": 0.017}  # fmt: skip
+    (said,) = say_main_findings(Results(study="finetune", tables={"variants": table(whole, top)}))
+    assert said.endswith("t, top 3: 1, +0.17 (se of the rows 0.017; standard deviation of seeds 0.24 of none)")
+    lone = {**whole, "standard deviation": None}
+    (said,) = say_main_findings(Results(study="finetune", tables={"variants": table(lone, top)}))
+    assert said.endswith("(se of the rows 0.017; how far seeds differ is not known)")
+
+
 def test_sentences_say_what_is_no_more_than_chance_and_what_lies_between():
     """Nearest rows that stay as by chance, layers that are not told apart, a course that turns, a threshold out of
     reach."""

@@ -209,8 +209,8 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw_changes(table: Table, metric: str, reference: str) -> Any:
-    """A mark per variant in a group per task, with the error of the evaluation rows; of a single task, each variant by
-    its name."""
+    """A mark per variant in a group per task, with the error of the evaluation rows, before the scatter of the seeds of
+    the reference; of a single task, each variant by its name."""
     from matplotlib.figure import Figure
 
     records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -229,12 +229,19 @@ def _draw_changes(table: Table, metric: str, reference: str) -> Any:
         errors = [100 * (record["standard error of rows"] or 0.0) for record in of_variant]
         axes.errorbar(at, heights, errors, fmt=marker, color=colour, markersize=5, elinewidth=1, label=variant)
     axes.axhline(0, color="0.3", linewidth=0.8)
+    spreads = {x["task"]: x["standard deviation"] for x in records if x["variant"] == reference}
+    scatter = {task: 100 * spread for task, spread in spreads.items() if spread is not None}
+    for number, task in enumerate(scatter):
+        sides = [tasks.index(task) * group, (tasks.index(task) + 1) * group]
+        label = "_" if number else f"standard deviation of the\nseeds of '{reference}'"
+        axes.fill_between(sides, -scatter[task], scatter[task], color="0.9", linewidth=0, zorder=0, label=label)
     for edge in range(1, len(tasks)):
         axes.axvline(edge * group, color="0.85", linewidth=0.8)
     axes.set_xlim(0, inches)
+    if len(tasks) > 1 or scatter:
+        add_legend_beside(axes)
     if len(tasks) > 1:
         axes.set_xticks([(i + 0.5) * group for i in range(len(tasks))], tasks, parse_math=False)
-        add_legend_beside(axes)
     else:
         axes.set_xticks([(GROUP + pitch) / 2 + i * pitch for i in range(len(variants))], variants, parse_math=False)
         axes.set_xlabel(tasks[0], parse_math=False)
@@ -243,7 +250,7 @@ def _draw_changes(table: Table, metric: str, reference: str) -> Any:
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     known = any(record["standard error of rows"] is not None for record in compared)
-    bars = "bars: one standard error of the evaluation rows" if known else ""
+    bars = "bars: one standard error of the evaluation rows, which knows nothing of other seeds" if known else ""
     set_headline(figure, f"What each variant changes against '{reference}'", bars)
     return figure
 
