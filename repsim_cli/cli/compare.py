@@ -198,7 +198,8 @@ def _list_differences(given: "RunInputs") -> Iterator[str]:
 
 
 def _write_difference_lines(differences: Sequence["PairDifference"]) -> Iterator[str]:
-    """A line per measure and pair of models: the largest and the mean size, in units and in standard errors."""
+    """A line per measure and pair of models: the largest, with its sign, and the mean size, in units and in standard
+    errors."""
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
         units = d.in_errors
@@ -206,8 +207,8 @@ def _write_difference_lines(differences: Sequence["PairDifference"]) -> Iterator
         largest = "" if own is None else f" ({own:.2g} se)"
         where = f" at {d.where[0]} x {d.where[1]}" if d.largest else ""
         yield (
-            f"  {d.measure:16}  {f'{d.rows} x {d.columns}':{width}}  largest {d.largest:9.3g}{largest}   "
-            f"mean {d.mean:9.3g}{median}   {d.known.size} cells{where}"
+            f"  {d.measure:16}  {f'{d.rows} x {d.columns}':{width}}  largest {d.signed:9.3g}{largest}   "
+            f"mean size {d.mean:9.3g}{median}   {d.known.size} cells{where}"
         )
     if any(d.in_errors is not None for d in differences):
         yield "  se: standard errors of both runs, as if they were independent; of the same texts a difference has less"

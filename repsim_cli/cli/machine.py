@@ -79,6 +79,7 @@ SHAPES: dict[str, dict[str, Any]] = {
                 "largest": NUMBER,
                 "mean": NUMBER,
                 "where": [str],
+                "signed": NUMBER,
                 "largest_in_errors": NUMBER | None,
                 "median_in_errors": NUMBER | None,
             }

@@ -109,6 +109,11 @@ class PairDifference(NamedTuple):
         return np.unravel_index(int(np.nanargmax(np.abs(self.block))), self.block.shape)
 
     @property
+    def signed(self) -> float:
+        """The largest difference, below 0 where the second run has less."""
+        return float(self.block[self._most])
+
+    @property
     def where(self) -> tuple[str, str]:
         """Names the layers that differ most."""
         i, j = self._most
@@ -195,6 +200,7 @@ def tabulate_differences(differences: list[PairDifference]) -> list[dict[str, An
             "columns": d.columns,
             "layers": d.known.size,
             "largest": d.largest,
+            "signed": d.signed,
             "mean": d.mean,
             "where": list(d.where),
             "largest_in_errors": None if d.in_errors is None else float(d.in_errors.max()),

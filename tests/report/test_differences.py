@@ -71,6 +71,8 @@ def test_units_are_the_errors_of_both_runs(runs, repsim):
     assert f" at {of.where[0]} x {of.where[1]}\n" in out
     assert {tuple(row["where"]) for row in differences.tabulate_differences(found) if row["largest"]} == {of.where}
     assert of._replace(error=None).in_errors is None
+    code, out, err = repsim("diff", second, first)
+    assert "largest     -0.05 (" in out
 
 
 def test_models_of_one_run_alone(runs):
