@@ -162,7 +162,8 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
     errors = [{"dimension": 0.5} for _ in layers]
     form = "most at {where} ({span}{end})"
     assert (
-        say_extreme(layers, errors, "dimension", True, form) == "most at one of blocks 1 to 2 (7 to 8; 4 at block 3, the last)"
+        say_extreme(layers, errors, "dimension", True, form)
+        == "most at one of blocks 1 to 2 (7 to 8; 4 at block 3, the last)"
     )
     errors = [{"dimension": 3.0} for _ in layers]
     assert (
