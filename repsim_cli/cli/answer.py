@@ -16,7 +16,7 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides
-from repsim_cli.findings.sentences import choose_digits, find_chance_level, find_least_lead
+from repsim_cli.findings.sentences import choose_digits, find_chance_level, find_least_lead, list_layers
 from repsim_cli.report.headline import list_sentences
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Measured
@@ -155,9 +155,10 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, le
     """
     found = answering.find_closest_layers(sides)
     own = [each for each in found if each.layer == each.closest]
+    lead = partial(_say_lead, sides=sides, word=word, least=least)
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
-            f"{word(each.layer)} and {word(each.closest)}, {_say_layer_values([each], digits, least)}"
+            f"{word(each.layer)} and {word(each.closest)}, {_say_layer_values([each], digits)}{lead([each])}"
             for each in found
             if each.layer != each.closest
         )
@@ -172,11 +173,14 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, le
         (
             name_layer_span([word(each.layer) for each in group]),
             word(group[0].closest),
-            _say_layer_values(group, digits, least),
+            _say_layer_values(group, digits) + lead(group),
         )
         for group in groups
     ]
-    rows = [(sides.first, sides.second, "value, and how far ahead of the next"), *rows]
+    rows = [
+        (sides.first, sides.second, "value, and its lead, or what is as close within error"),
+        *rows,
+    ]
     first, second = (max(len(row[place]) for row in rows[: MATCHES + 1]) for place in (0, 1))
     yield "    best matches:"
     yield from (f"      {a:{first}}  {b:{second}}  {values}" for a, b, values in rows[: MATCHES + 1])
@@ -206,12 +210,23 @@ def _say_untold(group: Sequence[ClosestLayer], least: float | None) -> str:
     return f",{'' if count == len(group) else f' {count} of them'} not told apart from the next"
 
 
-def _say_layer_values(group: Sequence[ClosestLayer], digits: str, least: float | None) -> str:
-    """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
+def _say_layer_values(group: Sequence[ClosestLayer], digits: str) -> str:
+    """Writes the values of layers in a row."""
     values = [each.value for each in group]
+    return f"{min(values):{digits}}" + (f" to {max(values):{digits}}" if len(values) > 1 else "")
+
+
+def _say_lead(group: Sequence[ClosestLayer], sides: Sides, word: Callable[[str], str], least: float | None) -> str:
+    """Says by how much layers in a row are closer than the second closest, at least; or which layers of the other model
+    are as close within error."""
     margins = [each.margin for each in group if each.margin is not None]
-    span = f"{min(values):{digits}}" + (f" to {max(values):{digits}}" if len(values) > 1 else "")
-    return span + (f", {min(margins):.2g} ahead{_say_untold(group, least)}" if margins else "")
+    if not margins:
+        return ""
+    if least is None or not answering.list_untold_layers(group, least):
+        return f", {min(margins):.2g} ahead" + ("" if least is not None else " (error not known)")
+    rows = [sides.rows.index(each.layer) for each in group]
+    near = {place for row in answering.find_near_columns(sides.values[rows], sides.larger, least) for place in row}
+    return f", within error {list_layers([word(sides.columns[place]) for place in sorted(near)])}"
 
 
 def _say_chance_level(chance: Chance | None, record: Mapping[str, Any], digits: str) -> str:

@@ -126,7 +126,7 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
         )
     elif moved:
         names = {each.layer for _, each in moved}
-        numbers += f"; closer to another layer: {_list_layers([word(layer) for layer in sides.rows if layer in names])}"
+        numbers += f"; closer to another layer: {list_layers([word(layer) for layer in sides.rows if layer in names])}"
     by = "" if measured.larger_is_closer else " (smaller is closer)"
     without = "".join(f" ({lacking})" for lacking in _say_lacking(sides, word))
     beside = [_say_chance(measured, sides, digits)]
@@ -164,7 +164,7 @@ def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) 
     if len(top) == 1:
         return f"{MOST_ALIKE} {_say_layer(top[0])}", _say_extremes(by_layer, best, worst)
     but = len(others) <= NAMED and len(others) < len(top)
-    where = f"at all layers but {_list_layers(others)}" if but else _say_layers(top, len(by_layer))
+    where = f"at all layers but {list_layers(others)}" if but else _say_layers(top, len(by_layer))
     low = [name for name, value in by_layer if value == worst]
     return f"{MOST_ALIKE} {where}", f"{best} there and {worst} {_say_layers(low, len(by_layer))}"
 
@@ -174,7 +174,7 @@ def _say_as_alike(near: Sequence[tuple[float, tuple[str, str]]], best: str, leas
     values with what is written of them, the best first. least: the least lead that tells apart."""
     others = [name for value, (name, written) in near if written != best and abs(value - near[0][0]) <= least]
     others.sort(key=lambda name: int(match[1]) if (match := BLOCK.fullmatch(name)) else -1)
-    return f"; as alike within error: {_list_layers(others)}" if others else ""
+    return f"; as alike within error: {list_layers(others)}" if others else ""
 
 
 def _say_extremes(by_layer: Sequence[tuple[str, str]], best: str, worst: str) -> str:
@@ -193,7 +193,7 @@ def _say_lacking(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     for model, layers, axis in lacking:
         without = np.all(missing, axis=axis).tolist()
         if names := [word(layer) for layer, lacks in zip(layers, without, strict=True) if lacks]:
-            yield f"no value for {_list_layers(names)} of {model}"
+            yield f"no value for {list_layers(names)} of {model}"
 
 
 def find_displaced_layers(sides: Sides, noise: float | None) -> list[ClosestLayer]:
@@ -224,15 +224,15 @@ def _say_layers(names: Sequence[str], count: int) -> str:
         return _say_layer(names[0])
     if len(names) == count:
         return "at every layer"
-    listed = _list_layers(names)
+    listed = list_layers(names)
     parts = 1 + listed.count(", ") + listed.count(" and ")  # blocks in a row are one
     return _say_layer(listed) if parts <= NAMED else f"at {len(names)} of {count} layers"
 
 
-def _list_layers(names: Sequence[str]) -> str:
+def list_layers(names: Sequence[str]) -> str:
     """Names layers in a list, blocks by their numbers.
 
-    >>> _list_layers(["embed", "block 0", "block 1", "block 3"]), _list_layers(["block 2", "block 4"])
+    >>> list_layers(["embed", "block 0", "block 1", "block 3"]), list_layers(["block 2", "block 4"])
     ('embed and blocks 0 to 1, 3', 'blocks 2, 4')
     """
     blocks = [int(match[1]) for name in names if (match := BLOCK.fullmatch(name))]

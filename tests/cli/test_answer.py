@@ -142,7 +142,7 @@ def test_a_lead_within_the_noise_is_not_told_apart():
     )
     least = find_least_lead(measured, Sides("a", "b", "xy", "pqr", values, None, True))
     assert least == pytest.approx(0.02, rel=0.2)
-    assert say(least)[0].endswith("0.90, 0.01 ahead, not told apart from the next")
+    assert say(least)[0].endswith("0.90, within error x and y")
     assert say(least)[1].endswith("0.90, 0.4 ahead")
     unknown = replace(measured, chance={"spread": 0.005})
     assert find_least_lead(unknown, Sides("a", "b", "xy", "pqr", values, None, True)) is None
