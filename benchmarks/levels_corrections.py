@@ -13,7 +13,7 @@ from repsim_cli import measures
 from repsim_cli.activations.segments import BOTH, Segments, find_segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.closed_null import compute_closed_form_null, compute_null_moments
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.significance import JudgedValues, judge_significance
 from repsim_cli.measures.inner import Matrix
 

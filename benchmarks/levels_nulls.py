@@ -14,7 +14,8 @@ from repsim_cli.base.settings import Significance
 from repsim_cli.engine import chance
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import index_row_places
-from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.validity import make_rows_observer
 
 PERMUTATIONS, WIDTH = {"level": 19, "power": 99}, 8  # of 19 one in 20 has p = 0.05, as of many

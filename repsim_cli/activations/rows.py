@@ -69,14 +69,8 @@ def stream_row_blocks(
     """
     modules, sequences, recorders = running.modules, running.sequences, running.recorders
     if not sequences:
-        total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
         size = min(extract.batch_rows, AT_ONCE) if extract.estimate in STREAMED else extract.batch_rows
-        for start in progress(range(0, total, size)):
-            if start + size > first_row:
-                place = slice(start, min(total, start + size))
-                held = all(isinstance(r.source, Precomputed) and r.source.is_held(place) for r in readings)
-                kind = HeldRows if held and hardware.device == "cpu" else RowBlock
-                yield kind(start, _read_stored(readings, place, hardware.device))
+        yield from _stream_stored_blocks(readings, size, hardware.device, progress, first_row)
         return
     counts = count_given_rows(next(iter(sequences.values())), extract)
     with ExitStack() as stack:
@@ -116,6 +110,23 @@ def stream_row_blocks(
     for reading, _ in live:
         if reading.label in recorders:
             recorders[reading.label].finish([layer.name for layer in reading.layers], whole)
+
+
+def _stream_stored_blocks(
+    readings: Sequence[Reading],
+    size: int,
+    device: str,
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
+    first_row: int,
+) -> Iterator[RowBlock]:
+    """The same where every model is one of stored activations: blocks of `size` rows."""
+    total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
+    for start in progress(range(0, total, size)):
+        if start + size > first_row:
+            place = slice(start, min(total, start + size))
+            held = all(isinstance(r.source, Precomputed) and r.source.is_held(place) for r in readings)
+            kind = HeldRows if held and device == "cpu" else RowBlock
+            yield kind(start, _read_stored(readings, place, device))
 
 
 def cut_sequence_windows(sequences: Mapping[str, Sequences], extract: Extract, hardware: Hardware) -> list[slice]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.estimates import Notices, State, file_warnings, join_warnings
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined
 from repsim_cli.measures import OfAttention
 from repsim_cli.measures.base import run_with_label

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.grams import BatchShape, Keep, make_kernel_lister, pack_batches
-from repsim_cli.engine.pairs import Batch
+from repsim_cli.engine.prepared import Batch
 from repsim_cli.engine.rows import Rows
 from repsim_cli.measures import Measure
 from repsim_cli.runs.cache import Entry, make_cache_key

@@ -140,14 +140,40 @@ def compute_row_shares(
     states, failed = make_with_stand_ins(lambda a: prepare_states([kernel], rows[a], {})[kernel], range(len(rows)))
     if len(failed) == len(rows):
         return {}
-    sums: dict[tuple[int, int], Tensor] = {}
-    models = [(i, j) for j in range(len(places)) for i in range(j)]
+    sums = _RowSums(kernel, places, n)
+    (cross,) = compute_inner_products([(kernel, kernel)], {kernel: states}, n, tile, sums.add)
+    dtype = torch.promote_types(rows[0].dtype, torch.float32)
+    undefined = list_undefined_cells(failed, failed, len(rows))
+    values = compute_defined_values(
+        measure, cross, compute_self_products(measure, cross, n, dtype), states, states, names, undefined
+    )
+    values = clamp_to_bounds(measure, values)
+    for cell in undefined:
+        values[cell] = torch.nan
+    pairs = [pair for i, j in sums.models for pair in _find_answers(values, places[i], places[j], measure)]
+    pairs = pairs[: SHARES // n]
+    if not pairs:
+        return {}
+    at = torch.tensor(pairs)
+    parts = [sums.take(a, b) for a, b in pairs]
+    shares = [part * (values[pair] / part.sum()).to(part) for pair, part in zip(pairs, parts, strict=True)]
+    return {"pairs": at.to(torch.int16), "values": values[at[:, 0], at[:, 1]], "shares": torch.stack(shares).float()}
 
-    def watch(weight: int, at: slice, columns: slice | None, blocks: Mapping[AnyKernel, Tensor]) -> None:
-        cells = blocks[kernel].double()
-        for i, j in models:
-            a, b = cells[places[i]], cells[places[j]]
-            of_rows = sums.setdefault((i, j), cells.new_zeros(len(a), len(b), n))
+
+class _RowSums:
+    """What each row adds to the inner products of the layers of every two models, summed tile by tile."""
+
+    def __init__(self, kernel: AnyKernel, places: Sequence[slice], rows: int):
+        self.kernel, self.places, self.rows = kernel, places, rows
+        self.models = [(i, j) for j in range(len(places)) for i in range(j)]
+        self.sums: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, weight: int, at: slice, columns: slice | None, blocks: Mapping[AnyKernel, Tensor]) -> None:
+        """Adds a tile, as `compute_inner_products` shows it."""
+        cells = blocks[self.kernel].double()
+        for i, j in self.models:
+            a, b = cells[self.places[i]], cells[self.places[j]]
+            of_rows = self.sums.setdefault((i, j), cells.new_zeros(len(a), len(b), self.rows))
             if columns is None:  # of the diagonal
                 of_rows[:, :, at] += a[:, None] * b
                 continue
@@ -157,29 +183,16 @@ def compute_row_shares(
             if weight == 2:  # it also stands for its mirror image
                 of_rows[:, :, columns] += torch.einsum("arc,brc->abc", a, b)
 
-    (cross,) = compute_inner_products([(kernel, kernel)], {kernel: states}, n, tile, watch)
-    dtype = torch.promote_types(rows[0].dtype, torch.float32)
-    undefined = list_undefined_cells(failed, failed, len(rows))
-    values = compute_defined_values(
-        measure, cross, compute_self_products(measure, cross, n, dtype), states, states, names, undefined
-    )
-    values = clamp_to_bounds(measure, values)
-    for cell in undefined:
-        values[cell] = torch.nan
-    pairs = [pair for i, j in models for pair in _find_answers(values, places[i], places[j], measure)]
-    pairs = pairs[: SHARES // n]
-    if not pairs:
-        return {}
-    of = {
-        layer: (model, layer - place.start)
-        for model, place in enumerate(places)
-        for layer in range(*place.indices(len(rows)))
-    }
-    parts, at = [], torch.tensor(pairs)
-    for a, b in pairs:
-        part = sums[of[a][0], of[b][0]][of[a][1], of[b][1]]
-        parts.append(part * (values[a, b] / part.sum()).to(part))
-    return {"pairs": at.to(torch.int16), "values": values[at[:, 0], at[:, 1]], "shares": torch.stack(parts).float()}
+    def take(self, a: int, b: int) -> Float[Tensor, " n"]:
+        """The sums of a pair of layers, by their numbers among all."""
+        (i, row), (j, column) = self._find(a), self._find(b)
+        return self.sums[i, j][row, column]
+
+    def _find(self, layer: int) -> tuple[int, int]:
+        """The model of a layer, and its number there."""
+        return next(
+            (i, layer - place.start) for i, place in enumerate(self.places) if place.start <= layer < place.stop
+        )
 
 
 def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerProduct) -> list[tuple[int, int]]:

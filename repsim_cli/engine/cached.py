@@ -27,8 +27,8 @@ from repsim_cli.base.settings import STREAMED
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction, locate_model_layers
 from repsim_cli.engine.known import KnownPairs
-from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.permuted import convert_to_notes
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords

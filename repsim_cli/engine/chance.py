@@ -18,8 +18,8 @@ from repsim_cli.activations.exchange import Exchange, draw_derangement
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
-from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
 from repsim_cli.engine.permuted import permute_pairs, permute_sampled
+from repsim_cli.engine.prepared import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds, has_rows, permute_rows
 from repsim_cli.measures.documents import have_same_groups

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.engine.pairs import PreparedProducts
+from repsim_cli.engine.prepared import PreparedProducts
 from repsim_cli.measures.features import compute_gram_tile
 from repsim_cli.measures.inner import Matrix, unpack
 from repsim_cli.measures.kernels import AnyKernel, Packed, State

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import Mean, Notices, compute_from_sums, file_warnings, keep_first_notices
-from repsim_cli.engine.pairs import compute_all_pairs, compute_unnormalised_hsic, group_by_preparation
+from repsim_cli.engine.pairs import compute_all_pairs, group_by_preparation
+from repsim_cli.engine.products import compute_unnormalised_hsic
 from repsim_cli.engine.undefined import Lack, Reasons
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import compute_self_products, compute_values_from_products, run_with_label

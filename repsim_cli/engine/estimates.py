@@ -16,16 +16,10 @@ from torch import Tensor
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.expected import RowPlaces
 from repsim_cli.engine.one_by_one import convert_to_numpy
-from repsim_cli.engine.pairs import (
-    Batch,
-    Prepared,
-    SimilarityMatrix,
-    Statistics,
-    check_of_hsic,
-    compute_all_pairs,
-    compute_unnormalised_hsic,
-)
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.prepared import Batch, Prepared, SimilarityMatrix, Statistics
 from repsim_cli.engine.processes import PairWork
+from repsim_cli.engine.products import check_of_hsic, compute_unnormalised_hsic
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, compute_defined_values
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, attribute_warnings, clamp_to_bounds
@@ -187,10 +181,20 @@ def estimate_all_pairs(
                 )
                 values = {(label,): hsic for label, hsic in sums.items()}
             else:
-                given = partial(statistics, seen)
-                more = {"wanted": wanted, "work": work, "batch": seen, "lack": undefined.add, "places": places(seen)}
-                more["documents"] = documents(seen)
-                values = _observe(measures, batch, names, given, tile=tile, labels=labels(seen), **more)
+                values = _observe(
+                    measures,
+                    batch,
+                    names,
+                    partial(statistics, seen),
+                    tile=tile,
+                    labels=labels(seen),
+                    wanted=wanted,
+                    work=work,
+                    batch=seen,
+                    lack=undefined.add,
+                    places=places(seen),
+                    documents=documents(seen),
+                )
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():

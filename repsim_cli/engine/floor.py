@@ -21,7 +21,8 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, Key
-from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.files import create_npy
-from repsim_cli.engine.pairs import Grams
+from repsim_cli.engine.prepared import Grams
 from repsim_cli.measures import Measure, OfHsic
 from repsim_cli.measures.base import restrict_to_other_documents, run_with_label
 from repsim_cli.measures.inner import Tiles, collect_matrix_tiles, count_tile_cells

@@ -35,9 +35,9 @@ from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.left_out import make_left_out_observer
 from repsim_cli.engine.moments import plan_passes
 from repsim_cli.engine.one_by_one import note_name
-from repsim_cli.engine.pairs import Statistics
 from repsim_cli.engine.permuted import Progress as Steps
 from repsim_cli.engine.permuted import iterate_silently
+from repsim_cli.engine.prepared import SimilarityMatrix, Statistics
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.record import make_map_writer
 from repsim_cli.engine.rows import Rows, hash_models, open_rows
@@ -185,11 +185,6 @@ def estimate_matrices(
         batches=comparison.batches,
         show=make_map_writer(run, comparison),
     ) as work:
-        null = _make_null_observer(run, comparison, rows.sequences, work, fill)
-        of_batch = partial(_list_documents, comparison)
-        alike = None
-        if _has_many_batches(comparison):
-            alike = make_batches_observer(next(iter(measures)), of_batch, comparison.seed)
         matrices, _ = estimate_all_pairs(
             measures,
             make_batch_stream(run, rows, comparison),
@@ -199,15 +194,15 @@ def estimate_matrices(
             labels=labels,
             statistics=judging.make_statistics_observer(
                 comparison.significance,
-                of_batch,
+                partial(_list_documents, comparison),
                 make_chance_observer(comparison),
                 single=extract.estimate == "full" and comparison.groups is None,
                 models=comparison.places,
             ),
             beside=floor.combine_observers(
                 [
-                    null,
-                    alike,
+                    _make_null_observer(run, comparison, rows.sequences, work, fill),
+                    _make_alike_observer(comparison),
                     floor.make_floor_observer(comparison, rows.sequences, labels),
                     make_left_out_observer(comparison, labels),
                     watch,
@@ -222,12 +217,16 @@ def estimate_matrices(
             documents=comparison.documents_apart,
         )
     if jackknifed:
-        for label, matrix in matrices.items():
-            kept = np.load(_name_batch_file(run, label), mmap_mode="r")[: matrix.batches]
-            se = judging.compute_jackknife_errors(kept, partial(compute_from_sums, measures[label], names=names))
-            matrices[label] = replace(matrix, se=se)
+        matrices = {label: _add_jackknife_errors(run, comparison, label, matrix) for label, matrix in matrices.items()}
     _drop_means(run, matrices)
     return matrices
+
+
+def _add_jackknife_errors(run: Run, comparison: Comparison, label: str, matrix: SimilarityMatrix) -> SimilarityMatrix:
+    """The matrix with standard errors from those of its batches, which `_keep` wrote."""
+    kept = np.load(_name_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+    value = partial(compute_from_sums, comparison.measures[label], names=comparison.names)
+    return replace(matrix, se=judging.compute_jackknife_errors(kept, value))
 
 
 def _resume_means(run: Run, comparison: Comparison, of: str) -> tuple[State | None, Callable[[State], None]]:
@@ -270,10 +269,12 @@ def _make_null_observer(
     return None
 
 
-def _has_many_batches(comparison: Comparison) -> bool:
-    """Tells whether there are enough batches, each of all layers, to see whether they are alike."""
-    many = comparison.extract.estimate in IN_BATCHES and comparison.batches >= FEWEST
-    return many and comparison.groups is None
+def _make_alike_observer(comparison: Comparison) -> Beside | None:
+    """Makes what observes whether batches are alike, where there are enough of them, each of all layers."""
+    if comparison.extract.estimate not in IN_BATCHES or comparison.batches < FEWEST or comparison.groups is not None:
+        return None
+    first = next(iter(comparison.measures))
+    return make_batches_observer(first, partial(_list_documents, comparison), comparison.seed)
 
 
 def _list_documents(comparison: Comparison, batch: int) -> np.ndarray:

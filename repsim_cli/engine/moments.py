@@ -16,7 +16,7 @@ from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.memory import trim
 from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings, join_warnings
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.undefined import Cell, Reasons
 from repsim_cli.measures import Measure, rank
 from repsim_cli.measures.base import attribute_warnings, clamp_to_bounds, run_with_label

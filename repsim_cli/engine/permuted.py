@@ -14,7 +14,7 @@ from torch import Tensor
 from repsim_cli.base import registry
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.engine.one_by_one import compute_pair_values
-from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
+from repsim_cli.engine.prepared import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import compute_defined_values
 from repsim_cli.measures import Pairwise
 from repsim_cli.measures.base import has_rows, is_added, permute_rows

@@ -14,7 +14,7 @@ from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.batches import UNLIKE, WARNING, are_batches_apart
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.scatter import read_scatter
 from repsim_cli.engine.streamed import Matrices
 from repsim_cli.measures import Measure, Pairwise

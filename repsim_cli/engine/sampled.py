@@ -17,7 +17,7 @@ from repsim_cli.activations.row_batches import take_rows
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.chance import DRAWN, KNOWN, ORDERS, PAIRINGS, SQUARE
 from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import clamp_to_bounds, run_with_label
 from repsim_cli.measures.kernels import Documents

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.plain import join_into_ranges
-from repsim_cli.engine.pairs import Prepared, PreparedProducts
+from repsim_cli.engine.prepared import Prepared, PreparedProducts
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Matrix, compute_matrix_tile

@@ -24,8 +24,9 @@ from repsim_cli.engine.closed_null import compute_tail_p, score_against_null
 from repsim_cli.engine.corrections import correct, count_needed_permutations, drop_families, group_into_families
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import index_row_places
-from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, compute_all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.permuted import Progress, iterate_silently, permute_pairs
+from repsim_cli.engine.prepared import Prepared, PreparedProducts, SimilarityMatrix, Statistics
 from repsim_cli.engine.scatter import jackknife, measure_scatter
 from repsim_cli.engine.validity import (
     BATCHES,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.measures import Measure
 from repsim_cli.measures.cards import Audit, Detail
 from repsim_cli.runs.content import Table

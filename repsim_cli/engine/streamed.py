@@ -8,7 +8,7 @@ import torch
 from repsim_cli.data.base import draw
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.moments import compute_pairs_from_moments
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.processes import PairWork, map_state_from_files
 from repsim_cli.engine.rows import Rows
 from repsim_cli.engine.sampled import QueryRows, compute_sampled

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from repsim_cli.base.errors import RunFailed
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.runs.results import Run
 

@@ -37,8 +37,8 @@ HALF, SMALLER = 1.7, 0.9  # inches below which two matrices, and small ones, do 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """A second matrix of the same rows and columns, to the right of the first. label: of its colour bar."""
+class Panel:
+    """A matrix and how it is coloured. label: of its colour bar."""
 
     values: np.ndarray
     label: str
@@ -58,13 +58,13 @@ def draw_heatmap(
     starts: Sequence[int] = (0,),
     crossed: np.ndarray | None = None,
     chance: Chance | None = None,
-    beside: Beside | None = None,
+    beside: Panel | None = None,
 ) -> tuple[Any, Any]:
     """A matrix with the names of its rows and columns; values are written into the cells where there are few.
 
     starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out. chance:
-    its level, marked on the colour bar. Returns the figure and its axes; `find_matrix_axes(figure)` has those of the
-        matrix beside.
+    its level, marked on the colour bar. beside: a second matrix of the same rows and columns, to the right. Returns
+    the figure and the axes of the first matrix; `find_matrix_axes(figure)` has those of both.
     """
     from matplotlib.figure import Figure
 
@@ -79,26 +79,20 @@ def draw_heatmap(
     longest = LONGEST if limit is None else NARROW if len(starts) > 1 else MOST
     rows, columns = shorten_names(rows, longest), shorten_names(columns, longest)
     matrix_width = width + BAR + BAR_GAP
-    parts = [(values, bar_label, limits, colours)]
-    parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
+    parts = [Panel(values=values, label=bar_label, limits=limits, colours=colours)]
+    parts += [] if beside is None else [beside]
     across = len(parts) if aside else 1
     down = len(parts) // across
     total, tall = across * matrix_width + (across - 1) * APART, down * height + (down - 1) * APART
     # labels stand outside this canvas; the figure is cropped to what is drawn
     figure = Figure(figsize=(total, tall))
     marked = crossed is not None and bool(crossed[np.isnan(values)].any())  # in another way
-    for number, (cells, label, (low, high), scale) in enumerate(parts):
+    for number, part in enumerate(parts):
         left = number * (matrix_width + APART) if aside else 0.0
         bottom = 0.0 if aside else (len(parts) - 1 - number) * (height + APART)
-        axes = figure.add_axes((left / total, bottom / tall, width / total, height / tall), label=MATRIX)
-        image = axes.imshow(cells, cmap=scale, vmin=low, vmax=high, aspect="auto")
+        axes, image, bar = _draw_matrix(figure, part, (left, bottom, width, height), small=limit is not None)
         if not marked:
             hatch(axes)
-        upright = (bottom + 0.1 * height) / tall, 0.8 * height / tall
-        bar = figure.add_axes(((left + matrix_width - BAR) / total, upright[0], BAR / total, upright[1]))
-        figure.colorbar(image, cax=bar).set_label(label, fontsize=None if limit is None else 7)
-        if limit is not None:
-            bar.tick_params(labelsize=7)
         for axis, names, length in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
             _name_layers(axis, names, length, starts)
         axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) < 3 else 90)
@@ -108,15 +102,36 @@ def draw_heatmap(
         if not number and chance is not None:
             _mark(bar, chance)
         if values.size <= WRITTEN:
-            _write(axes, image, cells, form, cell)
-        if crossed is not None and crossed.any():
-            i, j = crossed.nonzero()
-            points = 72 * cell
-            for ink, thick in (("white", points / 5), ("black", points / 11)):
-                axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
+            _write(axes, image, part.values, form, cell)
+        if crossed is not None:
+            _cross_out(axes, crossed, 72 * cell)
     first = find_matrix_axes(figure)[0]
     set_headline(figure, title if marked else note_lacking(title, values))
     return figure, first
+
+
+def _draw_matrix(figure: Any, part: Panel, box: tuple[float, float, float, float], small: bool) -> tuple[Any, Any, Any]:
+    """Draws a matrix and its colour bar, in a box of inches (left, bottom, width, height) of the matrix. Returns the
+    axes, the image and the axes of the bar."""
+    left, bottom, width, height = box
+    total, tall = figure.get_size_inches()
+    axes = figure.add_axes((left / total, bottom / tall, width / total, height / tall), label=MATRIX)
+    low, high = part.limits
+    image = axes.imshow(part.values, cmap=part.colours, vmin=low, vmax=high, aspect="auto")
+    upright = (bottom + 0.1 * height) / tall, 0.8 * height / tall
+    bar = figure.add_axes(((left + width + BAR_GAP) / total, upright[0], BAR / total, upright[1]))
+    figure.colorbar(image, cax=bar).set_label(part.label, fontsize=7 if small else None)
+    if small:
+        bar.tick_params(labelsize=7)
+    return axes, image, bar
+
+
+def _cross_out(axes: Any, crossed: np.ndarray, points: float) -> None:
+    """Crosses cells out. points: the side of a cell."""
+    if crossed.any():
+        i, j = crossed.nonzero()
+        for ink, thick in (("white", points / 5), ("black", points / 11)):
+            axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
 
 
 def hatch(axes: Any) -> None:

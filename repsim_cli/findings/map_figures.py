@@ -12,8 +12,8 @@ from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.colours import choose_card_colours, choose_colour_range, write_bar_label
 from repsim_cli.figures.heatmap import (
     WRITTEN,
-    Beside,
     Chance,
+    Panel,
     add_model_names,
     add_strips,
     draw_heatmap,
@@ -360,7 +360,7 @@ def _draw_measured(
         starts=starts,
         crossed=chance,
         chance=level[0] if level else None,
-        beside=None if score is None else Beside(values=score, **_scale_calibrated(score, card)),
+        beside=None if score is None else Panel(values=score, **_scale_calibrated(score, card)),
     )
 
 

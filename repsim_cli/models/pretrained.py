@@ -74,56 +74,30 @@ def _load(
     Of a model that also reads images or sound, the text backbone is loaded. transformers maps safetensors into memory:
     weights of the file's type are its pages, others are converted one at a time.
     """
-    settings: dict[str, Any]
     on_devices: dict[str, Any] = {}
     scratch = None
     if is_gguf(where):
         how = keep_in_one_place(how)
-        settings = {
-            "config": read_config(where),
-            "quantization_config": import_transformers().GgufConfig(dequantize=True),
-        }
+        dequantized = import_transformers().GgufConfig(dequantize=True)
+        settings = {"config": read_config(where), "quantization_config": dequantized}
     else:
         config = read_config(where, revision)
         text = take_text_config(config)
-        settings = {"config": text}
-        if text is not config:
-            log.info("%s: the text backbone of a %s is read", where, config.model_type)
-            if auto == CAUSAL and type(text) not in import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING:
-                settings, auto = {"config": config}, "AutoModelForMultimodalLM"
-            else:
-                settings["key_mapping"] = TEXT_KEYS
+        auto, settings = _select_text_backbone(where, config, text, auto)
+        rounded = quantize is not None or getattr(text, "quantization_config", None) is not None
         if quantize is not None:
             settings["quantization_config"] = make_quantization_config(quantize, how.dtype)
         if how.spread is not None:
             scratch = tempfile.mkdtemp(prefix="repsim-")  # of weights that are not read as they are saved
             on_devices = {"device_map": "auto", "max_memory": dict(how.spread), "offload_folder": scratch}
-        elif quantize is not None or getattr(text, "quantization_config", None) is not None:
+        elif rounded:
             on_devices = {"device_map": {"": how.device}}  # such weights may not be moved
             logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
     kind = getattr(import_transformers(), auto)
     if how.kept is not None:
         kind = make_partial_class(_find_model_class(kind, settings["config"]), how.kept)
-    try:
-        with hold_loading_lock():
-            model, info = load_pretrained(
-                kind,
-                where,
-                revision,
-                dtype=how.dtype,
-                attn_implementation=choose_attention(eager),
-                use_safetensors=True,
-                **settings,
-                **on_devices,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported below, with the names
-            )
-    except Exception as error:
-        if is_local(where):
-            raise BadInput(
-                f"path: the weights cannot be loaded, got '{where}' ({describe_error(error)}); save them again"
-            ) from error
-        raise make_unreachable_error(where, revision, error) from error
+    more = {"dtype": how.dtype, "attn_implementation": choose_attention(eager), **settings, **on_devices}
+    model, info = _load_checkpoint(kind, where, revision, **more)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
     lacking = info["missing_keys"]
@@ -131,6 +105,38 @@ def _load(
     if scratch is not None:
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     return (model if on_devices else model.to(how.device)), sorted(lacking)
+
+
+def _select_text_backbone(where: str, config: Any, text: Any, auto: str) -> tuple[str, dict[str, Any]]:
+    """The auto class, and its keyword arguments, that load what of a model reads text, or all of it where that part has
+    no class with a head."""
+    if text is config:
+        return auto, {"config": text}
+    log.info("%s: the text backbone of a %s is read", where, config.model_type)
+    if auto == CAUSAL and type(text) not in import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "AutoModelForMultimodalLM", {"config": config}
+    return auto, {"config": text, "key_mapping": TEXT_KEYS}
+
+
+def _load_checkpoint(kind: Any, where: str, revision: str | None, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of its weights. Raises BadInput where they cannot be read."""
+    try:
+        with hold_loading_lock():
+            return load_pretrained(
+                kind,
+                where,
+                revision,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `check_complete` reports them, with the names
+                **more,
+            )
+    except Exception as error:
+        if is_local(where):
+            raise BadInput(
+                f"path: the weights cannot be loaded, got '{where}' ({describe_error(error)}); save them again"
+            ) from error
+        raise make_unreachable_error(where, revision, error) from error
 
 
 def _find_model_class(auto: Any, config: Any) -> Any:

@@ -108,7 +108,7 @@ class Source:
     modality: Modality = "text"
     segments: bool = False
     with_head: WithHead = refuse_head
-    make: Callable[[Progress], None] | None = None
+    make: Callable[[Progress], Any] | None = None
     work: Callable[[], dict[str, Callable[[], TrainingWork]]] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class Series:
 
     checkpoints: list[Checkpoint]
     local: bool
-    make: Callable[[Progress], None] | None = None
+    make: Callable[[Progress], Any] | None = None
     entry: str = ""
 
 

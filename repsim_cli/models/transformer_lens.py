@@ -10,8 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +82,15 @@ def transformer_lens(  # noqa: PLR0913 - keys of YAML
             )
         file = None if weights is None else check_weights_file(expand_path(weights))
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
-        native = _make_native_source(config, about, lambda: file, tokenizer, seed, process_weights)
-        return replace(native, trained=weights is not None)
+        native = _Native(
+            config=config,
+            about=about,
+            file=lambda: file,
+            tokenizer=tokenizer,
+            seed=seed,
+            process=process_weights,
+        )
+        return replace(_make_native_source(native), trained=weights is not None)
     if weights is not None:
         raise BadInput(f"weights: only a native config takes separate weights, got '{weights}'; give config too")
     check_place(path, hub, revision)
@@ -262,56 +268,79 @@ def _read_saved(
         file()
         has_tokenizer = any((expand_path(path) / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
-    return _make_native_source(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
+    tokenizer = tokenizer or saved.get("tokenizer_name")
+    return _make_native_source(_Native(config=config, about=about, file=file, tokenizer=tokenizer, process=process))
 
 
-def _make_native_source(
-    config: dict[str, Any],
-    about: dict[str, Any],
-    file: Callable[[], Path | None],
-    tokenizer: str | None,
-    seed: int,
-    process: bool,
-) -> Source:
-    _check_native(config)
-    settings = {
-        "d_head": config["d_model"] // max(config["n_heads"], 1),
-        "act_fn": "gelu",
-        "normalization_type": "LN",
-        **config,
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Native:
+    """A native model.
 
-    boot = partial(_boot_native, config, settings, seed)
+    config: as it was given. about: where it is from. file(): its weights; None: they are drawn under the seed.
+    process: whether its norms are folded into the weights.
+    """
 
-    def load_native(eager: bool, how: Loading = WHOLE) -> nn.Module:
-        weights_file = file()
-        bridge = boot(init=weights_file is None)
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    file: Callable[[], Path | None]
+    tokenizer: str | None
+    seed: int = 0
+    process: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config with its defaults."""
+        head = self.config["d_model"] // max(self.config["n_heads"], 1)
+        return {"d_head": head, "act_fn": "gelu", "normalization_type": "LN", **self.config}
+
+    def boot(self, init: bool) -> Any:
+        """Builds the module, without weights or with those of the seed. Raises BadInput with the config that was given
+        where its settings cannot be built."""
+        from transformer_lens import TransformerBridgeConfig
+        from transformer_lens.model_bridge.sources import boot_native
+
+        more = {"seed": self.seed, "init_weights": init, "architecture": "TransformerLensNative"}
+        try:
+            settings = TransformerBridgeConfig(**self.settings, **more)
+            with torch.random.fork_rng(devices=[]):
+                return boot_native(settings)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInput(
+                f"config: no native model can be built from it, got {self.config} ({reason[:200]}); fix it"
+            ) from error
+
+    def load(self, eager: bool, how: Loading = WHOLE) -> Backbone:
+        weights_file = self.file()
+        bridge = self.boot(init=weights_file is None)
         if weights_file is not None:
             fill(bridge, weights_file)
-        return place_model(_wrap_backbone(bridge, process), how)
+        return place_model(_wrap_backbone(bridge, self.process), how)
 
-    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
-        if auto != "AutoModelForCausalLM" or process:
+    def load_with_head(self, auto: str, how: Loading = WHOLE) -> nn.Module:
+        if auto != "AutoModelForCausalLM" or self.process:
             raise BadInput(
                 f"kind: a native model with raw weights has only the head of AutoModelForCausalLM, got {auto}"
-                f"{' and process_weights' if process else ''}; {HEADLESS}"
+                f"{' and process_weights' if self.process else ''}; {HEADLESS}"
             )
-        backbone = load_native(False, how)
-        assert isinstance(backbone, Backbone)
-        return LanguageModel(backbone.bridge).eval()
+        return LanguageModel(self.load(False, how).bridge).eval()
 
-    def load_own_tokenizer() -> Any:
-        if tokenizer is None:
+    def load_tokenizer(self) -> Any:
+        if self.tokenizer is None:
             raise BadInput("tokenizer: a native model has none; set tokenizer to a folder, a hub id or tiny_a")
-        return load_tokenizer(tokenizer)
+        return load_tokenizer(self.tokenizer)
 
-    def identity() -> dict[str, Any]:
-        weights_file = file()
-        weights = f"seed {seed}" if weights_file is None else hash_files([weights_file])
-        return _mark({**about, "weights_hash": weights, "config_hash": hash_config(settings)}, process)
+    def identify(self) -> dict[str, Any]:
+        weights_file = self.file()
+        weights = f"seed {self.seed}" if weights_file is None else hash_files([weights_file])
+        return _mark({**self.about, "weights_hash": weights, "config_hash": hash_config(self.settings)}, self.process)
 
+
+def _make_native_source(native: _Native) -> Source:
+    _check_native(native.config)
+    settings = native.settings
     with torch.device("meta"):
-        skeleton = Backbone(boot(init=False))
+        skeleton = Backbone(native.boot(init=False))
     head = sum(p.numel() for name, p in skeleton.bridge.named_parameters() if name.startswith("head."))
     rotated = str(settings.get("positional_embedding_type")).lower() == "rotary"
     return Source(
@@ -327,31 +356,14 @@ def _make_native_source(
         ),
         model_type=f"native {settings['act_fn']}",
         build=lambda: skeleton,
-        tokenizer=load_own_tokenizer,
-        load=load_native,
-        identity=identity,
+        tokenizer=native.load_tokenizer,
+        load=native.load,
+        identity=native.identify,
         head_width=settings["d_head"],
         rotary=(settings.get("rotary_dim") or settings["d_head"]) if rotated else 0,
         modules=lambda model: list_hook_modules(model, MISNAMED_NATIVE),
-        with_head=whole,
+        with_head=native.load_with_head,
     )
-
-
-def _boot_native(config: Mapping[str, Any], settings: Mapping[str, Any], seed: int, init: bool) -> Any:
-    """Builds the module of a native model, without weights or with those of the seed. Raises BadInput with the config
-    that was given where its settings cannot be built."""
-    from transformer_lens import TransformerBridgeConfig
-    from transformer_lens.model_bridge.sources import boot_native
-
-    try:
-        cfg = TransformerBridgeConfig(**settings, seed=seed, init_weights=init, architecture="TransformerLensNative")
-        with torch.random.fork_rng(devices=[]):
-            return boot_native(cfg)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(
-            f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
-        ) from error
 
 
 def _check_native(config: Mapping[str, Any]) -> None:

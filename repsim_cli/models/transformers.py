@@ -172,12 +172,9 @@ def random(
             f"config, shipped, path, hub: give exactly one of them, got {given or config}; "
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
-    hub = hub if hub is None else add_owner(hub)
-    if config is not None:
-        where, like = tokenizer, None
-    else:
-        like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
-        where = tokenizer or like
+    like = None
+    if config is None:
+        like = add_owner(hub) if hub else str(find_shipped(shipped) if shipped else locate(str(path)))
 
     @functools.cache
     def settings() -> Any:
@@ -190,35 +187,42 @@ def random(
         return b"a random model\n" + (repr(config).encode() if like is None else read_config_text(like))
 
     says = describe_once(read, describe) if like is None or has_config_file(like) else describe()
-
-    def load_own_tokenizer() -> Any:
-        if where is None:
-            raise BadInput(
-                "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
-            )
-        return share_tokenizer(where, None if tokenizer else revision)
-
-    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
-        try:
-            with hold_loading_lock(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = getattr(import_transformers(), auto).from_config(settings(), dtype=torch.float32)
-        except ValueError as error:
-            raise BadInput(f"config: no head for {auto}, got model_type {says.model_type}; {HEADLESS}") from error
-        # the same backbone as without a head; either may lack a pooler
-        model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
-        return disable_cache(place_model(model, how))
-
-    def fresh(eager: bool, how: Loading = WHOLE) -> nn.Module:
-        return _make_fresh(settings(), seed, eager, how)
-
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else says.model_type}",
         "weights_hash": f"seed {seed}, config {says.config_hash}",
     }
-    preprocessor = partial(read_preprocessor, like, revision)
-    made = make_source(says, settings, load_own_tokenizer, fresh, lambda: identity, preprocessor, whole)
+    made = make_source(
+        says,
+        settings,
+        partial(_load_borrowed_tokenizer, tokenizer or like, None if tokenizer else revision),
+        lambda eager, how=WHOLE: _make_fresh(settings(), seed, eager, how),
+        lambda: identity,
+        partial(read_preprocessor, like, revision),
+        lambda auto, how=WHOLE: _make_fresh_with_head(settings(), seed, auto, how),
+    )
     return replace(made, trained=False)
+
+
+def _load_borrowed_tokenizer(where: str | None, revision: str | None) -> Any:
+    """The tokenizer of a random model, which is that of another one."""
+    if where is None:
+        raise BadInput(
+            "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
+        )
+    return share_tokenizer(where, revision)
+
+
+def _make_fresh_with_head(config: Any, seed: int, auto: str, how: Loading = WHOLE) -> nn.Module:
+    """The random model of an auto class, whose backbone is that of `_make_fresh`."""
+    try:
+        with hold_loading_lock(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = getattr(import_transformers(), auto).from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise BadInput(f"config: no head for {auto}, got model_type {config.model_type}; {HEADLESS}") from error
+    # either may lack a pooler
+    model.base_model.load_state_dict(_make_fresh(config, seed, False).state_dict(), strict=False)
+    return disable_cache(place_model(model, how))
 
 
 def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Module:

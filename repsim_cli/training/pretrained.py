@@ -1,20 +1,21 @@
 """Small language models of TransformerLens' own architecture, trained by the package when they are first needed."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
-from torch import nn
 
 from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import EVERYTHING, Seed
-from repsim_cli.data.packing import pack
+from repsim_cli.data.packing import Text, pack
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.loading import WHOLE, Loading
+from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.runs.reader import STATE
@@ -50,31 +51,11 @@ def pretrained(
     text = embedded_text(split="train") if path is None else local_text(path=path)
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-        sequences = pack(
-            text,
-            fresh.tokenizer(),
-            length=recipe.length,
-            sequences=EVERYTHING,
-            pool=EVERYTHING,
-            separator="eos",
-            seed=seed,
-        )
-        whole = sequences.ids[sequences.mask.all(1)]
-        held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
+        held_out, seen = _split_sequences(text, fresh.tokenizer(), recipe.length, seed)
         model: Any = fresh.with_head("AutoModelForCausalLM")
-        losses = train_causal_model(
-            model,
-            seen,
-            recipe,
-            steps=progress(range(recipe.steps), label="training", unit="steps"),
-            seed=seed,
-            state=scratch / STATE,
-        )
-        last = list(losses)[-1]
-        state = {name: weight.contiguous().clone() for name, weight in model.bridge.state_dict().items()}
-        safetensors.torch.save_file(state, folder / "model.safetensors")
-        whole_config = {"act_fn": "gelu", **config}
-        (folder / "config.json").write_text(json.dumps(whole_config, indent=1) + "\n")
+        steps = progress(range(recipe.steps), label="training", unit="steps")
+        *_, last = train_causal_model(model, seen, recipe, steps=steps, seed=seed, state=scratch / STATE)
+        _save(model, config, folder)
         return {"training_loss": last, "held_out_loss": compute_held_out(model, held_out)["loss"]}
 
     parts = {
@@ -90,22 +71,31 @@ def pretrained(
     def open_trained() -> Source:
         return transformer_lens(path=str(trained.folder()), tokenizer=tokenizer)
 
-    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
-        return open_trained().with_head(auto, how)
-
     def identity() -> dict[str, Any]:
         made = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
         return {**open_trained().identity(), **made}
 
-    def make(progress: Progress) -> None:
-        trained.folder(progress)
-
     return replace(
         fresh,
         load=lambda eager, how=WHOLE: open_trained().load(eager, how),
-        with_head=whole,
+        with_head=lambda auto, how=WHOLE: open_trained().with_head(auto, how),
         identity=identity,
-        make=make,
+        make=trained.folder,
         metrics=trained.metrics,
         trained=True,
     )
+
+
+def _split_sequences(text: Text, tokenizer: Any, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sequences that are held out, every twentieth, and those that are trained on; without the padded one."""
+    packing = {"sequences": EVERYTHING, "pool": EVERYTHING, "separator": "eos", "seed": seed}
+    sequences = pack(text, tokenizer, length=length, **packing)
+    whole = sequences.ids[sequences.mask.all(1)]
+    return whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
+
+
+def _save(model: Any, config: Mapping[str, Any], folder: Path) -> None:
+    """Writes a model to the folder in the native format."""
+    state = {name: weight.contiguous().clone() for name, weight in model.bridge.state_dict().items()}
+    safetensors.torch.save_file(state, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"act_fn": "gelu", **config}, indent=1) + "\n")

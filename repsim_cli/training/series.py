@@ -46,13 +46,10 @@ def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
         {"code": CODE, "text": _load_training_text().source, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit
     )
 
-    def make(progress: Progress) -> None:
-        trained.folder(progress)
-
     return Series(
         checkpoints=[_make_checkpoint(recipe, trained, step) for step in recipe.kept],
         local=False,  # nothing can be opened before the training
-        make=make,
+        make=trained.folder,
     )
 
 

@@ -10,7 +10,7 @@ from repsim_cli import measures
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 
 
 def test_holm_by_hand():

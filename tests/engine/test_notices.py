@@ -5,7 +5,7 @@ import warnings
 import torch
 
 from repsim_cli.engine.estimates import file_warnings, say_notices
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.measures.base import MeasureWarning
 
 

@@ -14,8 +14,8 @@ from repsim_cli.activations.segments import Segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.permuted import permute_pairs
+from repsim_cli.engine.prepared import SimilarityMatrix
 
 INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
 

@@ -16,8 +16,8 @@ import repsim_cli
 from repsim_cli.figures import lines
 from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fit_figure
 from repsim_cli.figures.heatmap import (
-    Beside,
     Chance,
+    Panel,
     add_model_names,
     add_strips,
     add_tree,
@@ -218,7 +218,7 @@ def test_a_tree_stands_above_its_matrix():
 
 def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside():
     names = ["0", "1", "2"]
-    beside = Beside(values=square(3) / 2, label="calibrated score", limits=(0.0, 1.0), colours="viridis")
+    beside = Panel(values=square(3) / 2, label="calibrated score", limits=(0.0, 1.0), colours="viridis")
     figure, axes = draw_heatmap(
         square(3), names, names, "", "CKA", (0.0, 1.0), "viridis", "{:.2f}",
         chance=Chance(low=0.1, middle=0.2, high=0.4), beside=beside,

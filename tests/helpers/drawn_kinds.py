@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.heatmap import (
-    Beside,
     Chance,
+    Panel,
     add_model_names,
     add_strips,
     add_tree,
@@ -51,7 +51,7 @@ def grid(
     names = [layer.format(i) for _ in range(count) for i in range(layers)]
     values = square(len(names), kind)
     ends = np.arange(0, len(names) + 1, layers)
-    second = Beside(values=values, label="calibrated score (0: chance)", limits=(0.0, 1.0), colours="viridis")
+    second = Panel(values=values, label="calibrated score (0: chance)", limits=(0.0, 1.0), colours="viridis")
     figure, axes = draw_heatmap(
         values, names, names, "CKA (unbiased)\nmean over 31 batches, 31,744 rows\n▸ beside the colours: chance",
         "CKA (unbiased) (larger is closer)", (float(values.min()), float(values.max())), "viridis", "{:.2g}",

@@ -6,7 +6,7 @@ import torch
 from repsim_cli import measures
 from repsim_cli.activations.segments import Segments
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 
 
 def planted(seed, cells=64, true=20, draws=199, effect=4.0):

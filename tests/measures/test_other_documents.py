@@ -13,8 +13,9 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine import chance
 from repsim_cli.engine.expected import index_row_places
-from repsim_cli.engine.pairs import compute_all_pairs, compute_unnormalised_hsic
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.permuted import permute_pairs
+from repsim_cli.engine.products import compute_unnormalised_hsic
 from repsim_cli.measures.base import MeasureWarning, restrict_to_other_documents
 
 NEIGHBOURS = ("mutual_knn", "jaccard_knn", "cycle_knn", "second_order_cosine", "rank_similarity", "lcs_knn")

@@ -34,7 +34,7 @@ from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, 
 from repsim_cli.engine.estimates import join_warnings
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.matrices import resume
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import measure_record
 from repsim_cli.engine.rows import free_memory, hash_models, load_model, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study

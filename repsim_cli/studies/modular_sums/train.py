@@ -78,9 +78,6 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
         {"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit, lambda: count_training_work(recipe)
     )
 
-    def make(progress: Progress) -> None:
-        trained.folder(progress)
-
     def make_checkpoint_source(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The source of the model, or of a checkpoint of it."""
         source = make_modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
@@ -95,9 +92,13 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
 
     if recipe.kept:
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
-        return Series(checkpoints=checkpoints, local=False, make=make)
+        return Series(checkpoints=checkpoints, local=False, make=trained.folder)
     return make_checkpoint_source(
-        "", trained.metrics, make=make, work=trained.find_missing, short=lambda: describe_shortfall(trained.metrics())
+        "",
+        trained.metrics,
+        make=trained.folder,
+        work=trained.find_missing,
+        short=lambda: describe_shortfall(trained.metrics()),
     )
 
 

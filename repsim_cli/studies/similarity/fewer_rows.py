@@ -16,7 +16,7 @@ from repsim_cli.engine.checks import check_rows
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.matrices import Matrices, compute_matrices
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import say_why_unknown
 from repsim_cli.engine.without_value import NoValue
 from repsim_cli.measures import Measure

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -265,30 +266,10 @@ def evaluate_stitches(
         rows = slice(start, start + batch_size)
         inputs = make_input_batch(sequences, rows)
         labels = take_labels(sequences, rows)
-        read = Streams(heads, tails, stitches, inputs, labels, passes.seed + start)
-        alone: list[Tensor] = []
-        stitched: dict[Stitch, Tensor] = {}
-        weights = torch.empty(0)
-        for label in order:
-            tail = tails[label]
-            last = tail.depth - 1
-            uncut = task.predict(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
-            weights = _sum_by_sequence(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
-            alone.append(_score_sequences(uncut, uncut, len(inputs.ids)))
-            for stitch in (stitch for stitch in stitches if stitch.tail == label):
-                stream = read.take(stitch).to(tail.device)
-                layer = maps.get(stitch)
-                with tail.autocast():
-                    stream = stream if layer is None else layer(stream)
-                logits = _cut(cut, tail, stitch.into)(stream, inputs)
-                stitched[stitch] = _score_sequences(task.predict(logits, inputs, labels), uncut, len(inputs.ids))
-                if not torch.isfinite(stitched[stitch]).all():
-                    raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
-        of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
-        parts.append({"weights": weights, "own": torch.stack(alone), "stitched": of_stitches})
+        streams = Streams(heads, tails, stitches, inputs, labels, passes.seed + start)
+        parts.append(_score_batch(streams, {label: tails[label] for label in order}, stitches, task, maps, cut))
         if entry is not None:
-            tensors = parts[-1]
-            entry.write(name, lambda path, tensors=tensors: safetensors.torch.save_file(tensors, path))
+            entry.write(name, partial(safetensors.torch.save_file, parts[-1]))
     if entry is not None and not entry.complete:
         entry.finish(stitches=len(stitches))
     whole = {key: torch.cat([part[key] for part in parts], dim=-1).numpy() for key in parts[0]}
@@ -298,6 +279,37 @@ def evaluate_stitches(
         {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
         count_answers(sequences, task),
     )
+
+
+def _score_batch(
+    streams: "Streams",
+    tails: Mapping[str, Whole],
+    stitches: Sequence[Stitch],
+    task: PredictionTask,
+    maps: Mapping[Stitch, nn.Module],
+    cut: dict[tuple[str, Layer], Any],
+) -> dict[str, Tensor]:
+    """Scores of every sequence of a batch: `own` of the tails and `stitched` of the stitches, both SCORES in their
+    order, and `weights`, the number of predictions. cut: of the tails, what was made of them before."""
+    inputs, labels, count = streams.inputs, streams.labels, len(streams.inputs.ids)
+    alone: list[Tensor] = []
+    stitched: dict[Stitch, Tensor] = {}
+    weights = torch.empty(0)
+    for label, tail in tails.items():
+        uncut = task.predict(_cut(cut, tail, tail.depth - 1)(streams.last(tail), inputs), inputs, labels)
+        weights = _sum_by_sequence(torch.ones(len(uncut.right)), uncut, count)
+        alone.append(_score_sequences(uncut, uncut, count))
+        for stitch in (stitch for stitch in stitches if stitch.tail == label):
+            stream = streams.take(stitch).to(tail.device)
+            layer = maps.get(stitch)
+            with tail.autocast():
+                stream = stream if layer is None else layer(stream)
+            logits = _cut(cut, tail, stitch.into)(stream, inputs)
+            stitched[stitch] = _score_sequences(task.predict(logits, inputs, labels), uncut, count)
+            if not torch.isfinite(stitched[stitch]).all():
+                raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
+    of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
+    return {"weights": weights, "own": torch.stack(alone), "stitched": of_stitches}
 
 
 def count_answers(sequences: Sequences, task: PredictionTask) -> Int[np.ndarray, " a"]:

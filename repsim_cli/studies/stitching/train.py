@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -189,54 +189,92 @@ def _train(
     _initialise(head, tail, layers, sequences, recipe, batch_size, seed)
     if not recipe.trained:
         return {stitch: StitchFit(layer, np.empty(0)) for stitch, layer in layers.items()}
-    tails = {into: tail.tail(into) for into in {stitch.into for stitch in stitches}}
-    optimisers = {
-        stitch: torch.optim.SGD(layer.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True)
-        for stitch, layer in layers.items()
-    }
-    losses: dict[Stitch, list[float]] = {stitch: [] for stitch in stitches}
-    broken: dict[Stitch, int] = {}
+    passes = _Passes(
+        head=head,
+        tail=tail,
+        cut={into: tail.tail(into) for into in {stitch.into for stitch in stitches}},
+        sequences=sequences,
+        task=task,
+        batch_size=batch_size,
+    )
+    trained = {stitch: _Trained.begin(layer, recipe) for stitch, layer in layers.items()}
     chance = math.inf
     rows = _draw_batches(len(sequences.ids), recipe, seed)
     for step in fitting.progress(range(recipe.steps), label=f"{stitches[0].head} -> {tail.label}", unit="steps"):
-        running = [stitch for stitch in stitches if stitch not in broken]
+        running = {stitch: one for stitch, one in trained.items() if one.diverged is None}
         if not running:
             break
-        total, predicted = dict.fromkeys(running, 0.0), 0
-        for start in range(0, len(rows[step]), batch_size):
-            part = rows[step][start : start + batch_size]
-            inputs = make_input_batch(sequences, part)
-            labels = take_labels(sequences, part)
-            count, streams = (
-                0,
-                _compute_head_streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start),
-            )
-            for stitch in running:
-                with tail.autocast():
-                    stream = layers[stitch](streams[stitch.at].to(device))
-                answers = task.predict(tails[stitch.into](stream, inputs), inputs, labels)
+        now = {stitch: one.layer for stitch, one in running.items()}
+        total, predicted, chance = passes.add_gradients(now, rows[step], seed + 1 + step * len(sequences.ids))
+        for stitch, one in running.items():
+            if not math.isfinite(total[stitch]):
+                one.diverged = step
+                continue
+            one.losses.append(total[stitch] / predicted)
+            _apply_gradient_step(one.layer, one.optimiser, recipe, step, predicted)
+    return {stitch: one.finish(chance, recipe.steps) for stitch, one in trained.items()}
+
+
+@dataclass
+class _Trained:
+    """A stitch layer while it is trained. losses: of every step. diverged: the step at which it did."""
+
+    layer: nn.Sequential
+    optimiser: torch.optim.Optimizer
+    losses: list[float] = field(default_factory=list)
+    diverged: int | None = None
+
+    @classmethod
+    def begin(cls, layer: nn.Sequential, recipe: StitchRecipe) -> "_Trained":
+        return cls(layer, torch.optim.SGD(layer.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True))
+
+    def finish(self, chance: float, steps: int) -> StitchFit:
+        """What came of it, where a training that ended above chance or without finite weights diverged too."""
+        if self.diverged is None:
+            self.diverged = _find_divergence(self.losses, chance)
+        if self.diverged is None and not all(torch.isfinite(weights).all() for weights in self.layer.parameters()):
+            self.diverged = steps
+        return StitchFit(self.layer.requires_grad_(False), np.array(self.losses), self.diverged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Passes:
+    """Forward passes of a head and of what follows a stitch in the tail.
+
+    cut: the tail after each layer that is stitched into. batch_size: sequences per pass.
+    """
+
+    head: Whole
+    tail: Whole
+    cut: Mapping[Layer, Any]
+    sequences: Sequences
+    task: PredictionTask
+    batch_size: int
+
+    def add_gradients(
+        self, layers: Mapping[Stitch, nn.Module], rows: np.ndarray, seed: int
+    ) -> tuple[dict[Stitch, float], int, float]:
+        """Adds the gradients of the loss on these sequences to every stitch layer.
+
+        Returns the loss of each, summed over predictions, the number of predictions, and the loss of a guess.
+        """
+        total, predicted, chance = dict.fromkeys(layers, 0.0), 0, math.inf
+        for start in range(0, len(rows), self.batch_size):
+            part = rows[start : start + self.batch_size]
+            inputs = make_input_batch(self.sequences, part)
+            labels = take_labels(self.sequences, part)
+            streams = _compute_head_streams(self.head, inputs, labels, list(layers), seed + start)
+            count = 0
+            for stitch, layer in layers.items():
+                with self.tail.autocast():
+                    stream = layer(streams[stitch.at].to(self.tail.device))
+                answers = self.task.predict(self.cut[stitch.into](stream, inputs), inputs, labels)
                 loss = nn.functional.nll_loss(answers.log_p, answers.right, reduction="sum")
                 loss.backward()
                 total[stitch] += float(loss.detach())
                 chance, count = math.log(answers.log_p.shape[1]), len(answers.right)
             predicted += count
-        for stitch in running:
-            losses[stitch].append(total[stitch] / predicted)
-            if not math.isfinite(total[stitch]):
-                broken[stitch] = step
-                losses[stitch].pop()
-                continue
-            _apply_gradient_step(layers[stitch], optimisers[stitch], recipe, step, predicted)
-    for stitch in stitches:
-        if stitch not in broken:
-            worse = _find_divergence(losses[stitch], chance)
-            finite = all(torch.isfinite(weights).all() for weights in layers[stitch].parameters())
-            if worse is not None or not finite:
-                broken[stitch] = recipe.steps if worse is None else worse
-    return {
-        stitch: StitchFit(layers[stitch].requires_grad_(False), np.array(losses[stitch]), broken.get(stitch))
-        for stitch in stitches
-    }
+        return total, predicted, chance
 
 
 def _apply_gradient_step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, predicted: int) -> None:

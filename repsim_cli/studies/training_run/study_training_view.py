@@ -11,7 +11,7 @@ from repsim_cli.base.remedies import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.curves import make_curve, name_curves
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.record import Sampled, record_square_matrices
 from repsim_cli.engine.rows import prepare

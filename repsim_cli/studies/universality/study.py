@@ -25,7 +25,7 @@ from repsim_cli.engine.corrections import correct_by_max_t
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.matrices import compute_matrices
-from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import make_card_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfMeasures, Study
