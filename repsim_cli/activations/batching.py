@@ -1,8 +1,7 @@
 """Which sequences a model runs together: batches of similar length, formed within windows of consecutive sequences.
 
-A window holds at most as many tokens as the largest batch has places. Its sequences are run longest first, and its rows
-are put back in order when all of them have been run, so that memory is bounded and the order of rows is that of the
-data.
+A window holds at most the tokens of the largest batch. Its sequences run longest first, and its rows are put back in
+the order of the data when all have run, so that memory is bounded.
 """
 
 from collections import Counter
@@ -43,7 +42,7 @@ def count_batch_sequences(length: int, hardware: Hardware) -> int:
 
 
 def count_passes(sequences: int, length: int, hardware: Hardware) -> int:
-    """The number of forward passes that so many sequences of this length take."""
+    """The number of forward passes that sequences of one length take."""
     return -(-sequences // count_batch_sequences(length, hardware))
 
 
@@ -84,11 +83,11 @@ def limit_padding(
     lengths: Lengths,
     dtype: torch.dtype,
 ) -> float:
-    """The largest share of a batch's places that may be padding: PADDING, or 0 for a model of which a sequence has
-    other activations when it is padded, beyond rounding (one that ignores its mask).
+    """The largest share of a batch's places that may be padding: PADDING, or 0 for a model that ignores its mask, so
+    that padding changes the activations of a sequence beyond rounding.
 
-    run: the activations of every layer for these sequences, of a model of this dtype. The shortest sequence that has as
-    many places as are added, or else the longest that can be padded, is run with and without padding.
+    run: the activations of every layer for these sequences, of a model of this dtype. The shortest sequence with as
+        many places as the padding has, or else the longest that can be padded, is run both ways.
     """
     shorter = np.flatnonzero(lengths < lengths.max())
     if not len(shorter):

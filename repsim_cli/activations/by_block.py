@@ -118,7 +118,7 @@ class _Unpadded(Exception):
 
 
 class _TooLarge(Exception):
-    """Raised for a batch of so many sequences that does not fit into memory."""
+    """Raised for a batch that does not fit into memory, with its number of sequences."""
 
     def __init__(self, sequences: int):
         self.sequences = sequences

@@ -31,7 +31,7 @@ def open_cache(
 ) -> Iterator[dict[str, Entry]]:
     """The entries of live models, by label; without those that do not fit. Empty where the cache cannot be used.
 
-    shard: those of this one of so many shards of each model.
+    shard: (i, n): the entries are those of shard i of the n of each model; None: of all sequences.
     """
     if not live:
         yield {}
@@ -69,7 +69,7 @@ def entries_of(
     dtype: str,
 ) -> Iterator[dict[str, Entry]]:
     """Entries of live models in a folder of the run, by label, for rows that the cache does not take. The folder is
-    removed once they are no longer needed, and kept where the run is cut off, which then resumes with them."""
+    removed at the end; a run that was cut off keeps it and resumes from it."""
     entries = {}
     for reading in live:
         label = reading.label

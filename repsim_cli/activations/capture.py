@@ -30,10 +30,9 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     """A reader of hook points: ids (batch, position) or pixel values, a mask, and further inputs of the model by name
     -> {hook point: (batch, position, features)}.
 
-    Without a mask, as where there are no weights, the model gets none and its stream is not checked.
-    With LOGITS among the points, `model` is the whole model with its output head.
-    The tensors belong to the model, in its dtype and on its device: copy what is kept. Hooks are removed when the
-    context ends, whatever happens inside.
+    Without a mask (e.g. where there are no weights) the model gets none, and its stream is not checked. With LOGITS
+    among the points, `model` is the whole model with its output head. The tensors belong to the model, in its dtype and
+    on its device: copy what is kept. Hooks are removed when the context ends, whatever happens inside.
     """
     captured: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()

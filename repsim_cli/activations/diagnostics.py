@@ -18,7 +18,7 @@ from repsim_cli.data.base import draw
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 
 MOST = 2048  # rows that shares of the variance rest on
-CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
+CELLS = 2**22  # read of a wide layer, such as a flattened map: of fewer rows, but of FEWEST at least
 FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
 FEWEST = 100  # rows of which 1 % is at least one
 
@@ -119,8 +119,8 @@ class KeptRows:
 class Diagnosis:
     """Collects what the diagnostics of every layer need while its rows pass for the first time.
 
-    places: of every model the place of every row in its sequence, None where rows have none (pooled sequences, stored
-    activations). total: the rows of the run, of which `MOST` at most are kept, drawn under the seed.
+    places: by model, the place of every row in its sequence, None where rows have none (pooled sequences, stored
+        activations). total: the rows of the run; at most `MOST`, drawn under the seed, are kept.
     """
 
     def __init__(self, places: Mapping[str, Int[np.ndarray, " n"] | None], total: int, seed: int):

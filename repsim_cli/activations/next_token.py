@@ -54,7 +54,7 @@ def number_documents(sequences: Sequences, warn: Callable[[str], None], what: st
 
 
 def compute_logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:
-    """Runs a model with its output head, as it is hooked now, and takes its logits at these places."""
+    """Runs a model with its output head and the hooks that it has now, and takes its logits at these places."""
     inputs, mask, more = make_input_tensors(batch, source, make_input_template(model))
     with capture(model, source, [LOGITS]) as read:
         return read(inputs, mask, **more)[LOGITS][torch.from_numpy(places).to(inputs.device)]

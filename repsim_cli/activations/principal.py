@@ -64,7 +64,7 @@ def cap_directions(x: Float[Tensor, "n d"], *, iterate_from: int = LARGE) -> Cap
 
     At most FEWEST - 1 directions change. A rotation of the features gives the rotated result.
 
-    iterate_from: so many features, or rows, from which on they are found by iterations.
+    iterate_from: features, or rows, from which on principal axes are found by iterations.
     """
     x = x.double()
     mean = x.mean(0)

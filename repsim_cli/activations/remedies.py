@@ -1,9 +1,8 @@
-"""Remedies for layers of which a few features or rows hold most of the variance, between the rows that models give and
-their estimates.
+"""Remedies for layers where a few features or rows hold most of the variance, applied between models and estimates.
 
 In this order: rows of skipped places and tokens are left out, then features with a large share of the variance, then
-features, directions or rows are brought to one scale. Shares and scales, where they are asked for, come from one pass
-over all rows that are left, directions from rows spread over it.
+features, directions or rows are brought to one scale. Shares and scales come from one pass over all rows that are left,
+directions from rows spread over that pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +31,8 @@ DEAD = 1e-6  # share of a feature's root mean square below which its standard de
 def skip_in_all(
     sequences: Mapping[str, Sequences], tokenizers: Mapping[str, Any], extract: Extract
 ) -> dict[str, Sequences]:
-    """The sequences of every model, which say what is skipped and which rows no model of the run has.
-
-    Raises BadInput where no token is of a kind that is to be skipped, or no row is left.
+    """The sequences of every model, marked with what is skipped and with the rows that some model leaves out. Raises
+    BadInput where no token is of a kind that is to be skipped, or no row is left.
     """
     if not extract.rows_skipped:
         return dict(sequences)

@@ -52,7 +52,8 @@ class Segments(NamedTuple):
         return np.concatenate([group.ravel() for group in groups]) if groups else np.empty(0, np.int64)
 
     def orders(self, batch: int, count: int, seed: Sequence[int], shifted: bool = False) -> Int[np.ndarray, "count n"]:
-        """Random orders of `rows`: within each group, whole segments trade places, or all move on by as many."""
+        """Random orders of `rows`: within each group, whole segments trade places, or all move on by the same
+        number."""
         generator = np.random.default_rng(seed)
         moved, start = [], 0
         for k, length in (group.shape for group in self.batches[batch]):

@@ -15,8 +15,8 @@ PAGES = Path("/proc/self/statm")
 
 @contextmanager
 def limit_work(seconds: float = SECONDS) -> Iterator[None]:
-    """Ends what is computed inside by TimeoutError or MemoryError: where it takes longer than so many seconds, in the
-    main thread, or holds more than `BYTES`, on Linux."""
+    """Ends what is computed inside by TimeoutError or MemoryError: where it takes longer than `seconds`, in the main
+    thread, or holds more than `BYTES`, on Linux."""
 
     def stop(number: int, frame: Any) -> None:
         raise TimeoutError(f"it took more than {seconds:g} s")

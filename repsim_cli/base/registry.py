@@ -90,8 +90,8 @@ class Registry:
 
     @cached_property
     def _own(self) -> Mapping[str, str]:
-        """Lists the package's own names, each with the module that registers it. A module that does not say its names
-        in so many words is imported for them ("")."""
+        """Lists the package's own names, each with the module that registers it. A module whose names are not written
+        out is imported for them ("")."""
         found: dict[str, str] = {}
         for module, file in [each for pattern in self.patterns for each in match_modules(pattern)]:
             names = self._said.findall(file.read_text("utf-8"))

@@ -64,7 +64,7 @@ class Extract:
         text; 2048 examples for words; 1024 for pooled rows.
     at_most: `sequences` and `rows` where the data may have fewer of them without a warning, `batch_rows` where batches
         may have fewer. `auto` in a configuration: where they are `auto`.
-    pool: the sequences are drawn from the first so many packed sequences of a text (for pooled rows, documents).
+    pool: of how many packed sequences, from the first of a text, the sequences are drawn (for pooled rows, documents).
         Examples and images are drawn from the whole data set.
     separator: the token put before each document of packed text; `auto` takes eos, sep or bos, the first that the
         tokenizer has.
@@ -80,10 +80,10 @@ class Extract:
         cka_unbiased, rsa, rsa_euclidean and measures of nearest neighbours but cknna; the others have no such form and
         keep all pairs. `auto`: other documents, where each batch has rows of enough of them, else all, with a warning;
         all in studies that have no such form.
-    skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
-        `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
-        leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
-        `auto` in a configuration: see `normalise`.
+    skip: how many of the first places of each sequence, special tokens included, give no rows, and no part of pooled
+        ones: `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one
+        model leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its
+        first). `auto` in a configuration: see `normalise`.
     skip_tokens: tokens whose places are left out in the same way, also where the text spells them out: `newline` (white
         space with a line break), `bos`, `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
@@ -125,7 +125,7 @@ class Extract:
     keep_texts: bool = False
 
     def fit_to(self, total: int) -> "Extract":
-        """Returns the settings for so many rows, where batches may have fewer than `batch_rows`."""
+        """Returns the settings for `total` rows, where batches may have fewer than `batch_rows`."""
         if "batch_rows" not in self.at_most or self.estimate not in IN_BATCHES or total < 1:
             return self
         if total < 2 * self.batch_rows:

@@ -94,7 +94,8 @@ class Sequences:
         return same[documents]
 
     def take(self, rows: slice | Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
-        """A selection of the sequences, in this order. places: only the first so many of each; None: all."""
+        """A selection of the sequences, in this order. places: how many of the first places of each are kept; None:
+        all."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         taken = {
             name: array[rows, :places] if array.ndim == 2 else array[rows]

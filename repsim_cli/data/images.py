@@ -97,7 +97,8 @@ class Images(Data):
 def arrange_patches(
     values: Shaped[np.ndarray, "N H W C"], drawn: Int[np.ndarray, " N"], patches: Patches, documents: int
 ) -> Sequences:
-    """Makes sequences of images with values from 0 to 1. drawn: which they are, of so many."""
+    """Makes sequences of images with values from 0 to 1. drawn: their numbers among all images. documents: how many
+    images there are."""
     shape = (len(drawn), patches.places)
     text = np.ones(shape, bool)
     text[:, : patches.before] = False

@@ -68,7 +68,7 @@ def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str |
     """Reads (line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
 
     The way of reading it is the first that gives every line as many fields as the first line has, the names of columns
-    among them; else the one that gives most lines so many.
+    among them; else the one that does so for most lines.
     names: of columns that the first line must have. delimiter: None: sniffed.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '\0\r\n"'):

@@ -1,7 +1,7 @@
 """Counts the bytes that comparing a batch holds beside its rows: prepared states, tiles, the level of chance.
 
-As `pairs.py` computes it: all inner products together, then the other measures, one group that shares what it prepares
-after another. What is prepared is let go before the next group, so that the largest step counts alone.
+It follows `pairs.py`: all inner products together, then the other measures, group by group, where a group shares what
+it prepares. Each group lets this go before the next begins, so only the largest step counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,8 @@ AUDITED = 18.0  # matrices of float64 that a second solver holds
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """A batch of so many rows and layers. features: of all layers that are in memory together. widest: of a layer.
+    """What a batch holds. rows, layers: how many. features: of all layers that are in memory together. widest: of a
+    layer.
     places: of the rows, by which inner products are summed for the level of chance, and pairings: how many are drawn
     for it; 0: it is not wanted. permuted: whether p values come from permutations. alone: whether each row is a
     document. filed: whether tiles come from files, layers being in memory in groups."""

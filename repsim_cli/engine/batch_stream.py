@@ -1,4 +1,5 @@
-"""The batches of a run: as they are read, or in tiles on the disk where all layers do not fit into memory together."""
+"""The batches of a run: as they are read, or, where all layers do not fit into memory together, from tiles on the
+disk."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -24,7 +24,7 @@ WARNING = (
 
 def make_batches_observer(label: str, documents: Callable[[int], np.ndarray], seed: int) -> Beside:
     """Makes what observes by layer, in random directions, the mean over the documents of a batch, its square, and the
-    variance that means of as many documents have. label: of a measure. documents(batch): of its rows."""
+    variance of means of that number of documents. label: of a measure. documents(batch): of its rows."""
 
     def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
         _, of, sizes = np.unique(documents(batch), return_inverse=True, return_counts=True)

@@ -1,8 +1,8 @@
 """The rows behind a map: what a page needs to show which texts drive the similarity of two layers, and which break it.
 
-Of the first rows of the first batch are kept: the ten nearest rows of each in every layer, and the share that each has
-in the similarity of layers that answer to each other, for the first measure that is made of HSIC. The shares of a pair
-of layers add up to its similarity on these rows, which is that of the run where it has no others.
+For the first rows of the first batch, a run keeps the ten nearest rows of each in every layer, and the share of each in
+the similarity of layers that answer to each other, under the first measure that is made of HSIC. The shares of a pair
+of layers add up to its similarity on these rows.
 """
 
 import warnings
@@ -196,7 +196,7 @@ class _RowSums:
 
 
 def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerProduct) -> list[tuple[int, int]]:
-    """The pairs of layers of two models of which each is the closest of the other, or that have the same number."""
+    """The pairs of layers of two models where one is the closest to the other, or both have the same number."""
     near = values[a, b].cpu() if measure.card.larger_is_closer else -values[a, b].cpu()
     near = near.nan_to_num(-torch.inf, neginf=-torch.inf)
     forth, back = near.argmax(1).tolist(), near.argmax(0).tolist()
@@ -269,8 +269,9 @@ def list_row_texts(
 def list_row_passages(
     sequences: Sequences, tokenizer: Any, extract: Extract, numbers: Int[np.ndarray, " n"]
 ) -> list[dict[str, Any]]:
-    """Lists the sequences that these rows of the run stand in: their tokens as text, and the row of each, -1 for those
-    of none. All pieces of a word have its row, and all tokens of a pooled sequence."""
+    """Lists the sequences that these rows of the run stand in: their tokens as text, and the row of each token, -1
+    where it belongs to none. All pieces of a word have the row of that word, and all tokens of a pooled sequence that
+    of the sequence."""
     places = list_row_places(sequences, extract)[numbers]
     found = []
     for sequence in dict.fromkeys(places[:, 0].tolist()):
@@ -290,8 +291,8 @@ def list_row_passages(
 
 
 def spell(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """The text of every token beside those before it; empty for one that ends within a character, which the last of its
-    tokens has."""
+    """The text that every token adds to those before it; empty where a token ends within a character, whose text its
+    last token has."""
 
     def text(some: Sequence[int]) -> str:
         return tokenizer.decode(list(some), clean_up_tokenization_spaces=False)

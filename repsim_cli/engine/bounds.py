@@ -78,7 +78,7 @@ EXAMPLE = 64  # tokens of an example or sentence, for estimates
 
 
 def find_usual_length(live: Mapping[str, Source], data: Data, extract: Extract) -> int:
-    """The usual number of tokens of a sequence: examples rarely have as many as they may."""
+    """The usual number of tokens of a sequence: examples are rarely as long as they may be."""
     longest = bound_sequence_length(live, extract)
     return longest if data.packs(extract) or extract.padding == "keep" else min(longest, EXAMPLE)
 
@@ -92,7 +92,7 @@ def count_most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
 
 
 def count_all_rows(models: Mapping[str, AnySource], data: Data, extract: Extract) -> int:
-    """Rows of the run, at most; of words as many as there are places."""
+    """The most rows that the run can have; for words, one per place."""
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     read = extract.sequences * find_usual_length(live, data, extract)
     return min([count_most_rows(models, extract), *([read] if live else [])])
@@ -112,8 +112,8 @@ def bound_pass(
     live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int, *, together: bool = False
 ) -> dict[str, float]:
     """Bytes, estimated: weights of the models that are in memory at a time, and the activations of a forward batch and
-    the rows of a window, which holds no more tokens, with so many features over all layers. together: the study always
-    needs all models."""
+    the rows of a window, which holds no more tokens. features: of all layers. together: the study always needs all
+    models."""
     return {
         "weights": count_resident_bytes([*live.values()], hardware, together=together),
         "forward": 4.0 * 2 * count_batch_places(bound_sequence_length(live, extract), hardware) * features
@@ -132,7 +132,7 @@ def check_memory(need: float, hardware: Hardware, advice: str) -> None:
 
 
 def suggest_memory_limit(need: float) -> str:
-    """The limit with which a run that needs so many bytes would fit."""
+    """The limit of memory with which a run would fit. need: the bytes that it takes."""
     return f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"
 
 
@@ -145,8 +145,8 @@ def check_rows_fit(
     key: str = "rows",
     least: int = 4,
 ) -> None:
-    """Calls `note_unfit` where so many rows (extract.`key`) need too much memory. The message says how many would fit,
-    where that is `least` or more, or else which other setting would."""
+    """Calls `note_unfit` where the rows (extract.`key`) need too much memory. The message says how many rows would fit,
+    where that is `least` or more, or else which other setting to change."""
 
     def need(rows: int) -> float:
         return sum(memory(rows).values())

@@ -1,9 +1,9 @@
 """The similarity budget of a run: how much of a value is the token, what untrained models share, and what was learned.
 
-`shares.py` has the estimand and the estimate. Here is which rows, layers and twins they are of. The rows are a sample
-as that of `extract.estimate=full`, read once more from the cache of activations, two layers at a time; untrained twins
-of which the run has none are made from the models' configs, and run once. Shared neighbours have no parts that add up
-to causes: of these it is counted which are of the row's own token.
+`shares.py` has the estimand and the estimate. This file chooses the rows, layers and twins. The rows are a sample as
+that of `extract.estimate=full`, read once more from the cache of activations, two layers at a time; untrained twins of
+which the run has none are made from the models' configs, and run once. Shared neighbours have no parts that add up to
+causes: of these it is counted which are of the row's own token.
 """
 
 import math
@@ -141,7 +141,7 @@ def has_linear_similarity(comparison: Comparison) -> bool:
 
 
 def make_untrained_twins(comparison: Comparison) -> Extraction:
-    """Makes an untrained model in the shape of each trained one of which the run has none, under its label."""
+    """Makes an untrained twin of each trained model that has none in the run, under its label."""
     wanted = comparison.live if has_linear_similarity(comparison) else ()
     lacking = [label for label in wanted if find_untrained_twin(comparison.models, label) == ""]
     made = {label: draw_untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
@@ -347,8 +347,8 @@ def fill_nan(number: float) -> float | None:
 
 
 def _average_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
-    """Takes the mean, over batches of as many rows as those of the run, of what `shares.compute_neighbour_shares`
-    counts; None where a layer has no neighbours, as a constant one."""
+    """Takes the mean of what `shares.compute_neighbour_shares` counts, over batches with the rows of a batch of the
+    run; None where a layer has no neighbours, e.g. a constant one."""
     assert isinstance(measure, Pairwise)
     comparison, found = taken.read, []
     apart = comparison.pairs_of(measure) == "other_documents"

@@ -34,11 +34,9 @@ EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apa
 
 
 def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, seed: int) -> Statistics:
-    """Observes, beside the values of a batch, the exact mean (EXACT) where there is one, and of a few layers the mean
-    over random pairings (DRAWN) and that of the squares (SQUARE), or that of the squared distances to the exact mean
-    (APART).
-
-    rows: the numbers of a batch's rows.
+    """Observes, beside the values of a batch, their mean over random pairings: exactly (EXACT) where that is known,
+    and, for a few layers, from drawn pairings (DRAWN), with the mean of the squares (SQUARE) or of the squared
+    distances to the exact mean (APART). rows: the numbers of a batch's rows.
     """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
@@ -119,8 +117,8 @@ def compute_exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
 
 
 def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:
-    """Chooses how many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again,
-    or the two of two layers. lacking: cells without a value."""
+    """Chooses how many pairings of a batch are drawn, and for which layers, so that at most half of the pairs are
+    solved again; of two layers, both directions. lacking: cells without a value."""
     layers = (~lacking).any(1).nonzero()[:, 0].tolist()
     if not layers:
         return 0, []
@@ -152,7 +150,8 @@ def _select_prepared(prepared: Prepared, some: list[int]) -> Prepared:
 
 
 def _spread_out(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matrix:
-    """Puts these cells into a map that is NaN elsewhere; of a layer with itself only where there is no other."""
+    """Puts these cells into a map that is NaN elsewhere. Cells of a layer with itself are used only where there are no
+    others."""
     if len(found) > 1:
         found = found.clone().fill_diagonal_(math.nan)
     spread = torch.full_like(values, math.nan, device="cpu")

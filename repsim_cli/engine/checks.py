@@ -145,7 +145,7 @@ def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
 
 
 def check_constant(models: Mapping[str, AnySource], measures: Mapping[str, Measure]) -> None:
-    """Raises BadInput where stored rows are all equal in so many layers that no two layers have a value."""
+    """Raises BadInput where no two layers have a value, since all rows are equal in most of the stored ones."""
     stored = {label: source for label, source in models.items() if isinstance(source, Precomputed)}
     if len(stored) < len(models) or any(measure.card.takes_constant for measure in measures.values()):
         return

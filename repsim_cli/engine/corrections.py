@@ -61,7 +61,7 @@ def mirror_upper_triangle(upper: Matrix) -> Matrix:
 
 
 def count_needed_permutations(cells: int, alpha: float) -> int:
-    """The fewest permutations with which the smallest of so many p values can be alpha after Holm's correction or
+    """The fewest permutations with which the smallest of `cells` p values can be alpha after Holm's correction or
     Benjamini's and Hochberg's, whatever the others are.
 
     >>> count_needed_permutations(144, 0.05)
@@ -71,9 +71,10 @@ def count_needed_permutations(cells: int, alpha: float) -> int:
 
 
 def check_family(settings: Significance, layers: Sequence[int], symmetric: bool) -> None:
-    """Raises BadInput where Holm's correction of the largest family cannot reach alpha with so few permutations.
+    """Raises BadInput where Holm's correction of the largest family cannot reach alpha with the permutations of the
+    settings.
 
-    layers: of each model. symmetric: whether all measures are, of which a pair of layers is one cell.
+    layers: of each model. symmetric: whether all measures are: then a pair of layers is one cell.
     """
     if settings.method != "permutation" or settings.family != "holm":
         return

@@ -56,7 +56,7 @@ def estimate_products(operations: float, hardware: Hardware, *, efficiency: floa
 def estimate_forward_cost(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> Cost:
-    """Estimates a forward pass of so many sequences through each model. vocabularies: through its output head too."""
+    """Estimates one forward pass of all sequences through each model. vocabularies: through its output head too."""
     models, count = list(models), count_passes(sequences, length, hardware)
     operations = count_forward_operations(models, sequences, length, vocabularies=vocabularies)
     calls = CALL * count * sum(model.layers for model in models)
@@ -77,7 +77,7 @@ def count_forward_operations(
 
 
 def estimate_training(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
-    """Estimates training on so many tokens in all: three forward passes of blocks of 12 width^2 weights."""
+    """Estimates a training that reads `tokens` in all: three forward passes of blocks of 12 width^2 weights."""
     calls = Cost(0.0, 4 * CALL * steps * layers)
     return estimate_products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
 
@@ -118,12 +118,12 @@ def estimate_pairs_cost(
     batches: float = 1.0,
     permutations: int = 0,
 ) -> Cost:
-    """Estimates comparing so many pairs of layers of these widths, on so many rows in each of the batches.
+    """Estimates comparing pairs of layers of these widths. rows: of each batch.
 
-    Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
-    count per pair; slow measures as many products of square matrices as they declare, and the work of THIN of their
-    rows, or of many rows what they say; all others a decomposition per layer, and a product and one per pair, or what
-    they say.
+    Inner products cost a Gram matrix per layer and a sum over cells per pair. Lists of neighbours cost a table per
+    layer and a count per pair. Slow measures cost the products of square matrices that they declare, and the work of
+    THIN of their rows; beyond `Beyond.rows` rows, what that says. All others cost a decomposition per layer, and a
+    product and a decomposition per pair, unless they declare their `work`.
     """
     n, d, whole = float(rows), sum(widths) / len(widths), Cost()
     count = batches * pairs * (1 + permutations)
@@ -158,7 +158,7 @@ def takes_features(measure: Measure, widths: Sequence[int], rows: int) -> bool:
 
 
 def estimate_feature_products(widths: Sequence[int], rows: int, hardware: Hardware, *, times: float) -> Cost:
-    """Estimates so many products of the features of all layers, and preparing these."""
+    """Estimates products of the features of all layers, and preparing these. times: how many products."""
     preparing = OF_FEATURES * sum(width**2 for width in widths)
     return estimate_products(times * rows * (sum(widths) ** 2 + preparing), hardware)
 
@@ -201,8 +201,8 @@ def estimate_neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations:
 
 
 def estimate_dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
-    """Estimates training dictionaries of so many features in all, each on so many rows: three passes through an
-    encoder and a decoder."""
+    """Estimates training dictionaries: three passes through an encoder and a decoder. features: of all of them
+    together. rows: of each."""
     return estimate_products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
 
 

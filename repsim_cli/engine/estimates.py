@@ -118,7 +118,7 @@ def say_notices(matrices: Mapping[str, SimilarityMatrix]) -> Iterator[str]:
 
 
 def _say_others(notices: Sequence[str]) -> str:
-    """Says of how many more layers a warning is, and the range of the first number of theirs.
+    """Says how many more layers have the same warning, and the range of the first number in it.
 
     >>> _say_others(["b of 'm': 4 of 9 rows", "c of 'm': 2 of 9 rows"]), _say_others(["b of 'm': all rows"])
     ('likewise in 2 more layers (there 2 to 4)', 'likewise in 1 more layer')

@@ -210,7 +210,7 @@ class Collector:
                 self.direct[pair] = self.direct[pair] + part if pair in self.direct else part
 
     def _lend(self, block: Float[Tensor, "r cells"]) -> Float[Tensor, "r cells"]:
-        """Gives room for as many cells."""
+        """Lends memory of the shape of a block, which the next block uses again."""
         if (room := self.room.get(block.dtype)) is None or room.numel() < block.numel():
             room = self.room[block.dtype] = block.new_empty(block.numel())
         return room[: block.numel()].view(block.shape)

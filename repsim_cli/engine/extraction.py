@@ -43,8 +43,7 @@ def make_noted_sequences(
     seed: int,
     of: str = "",
 ) -> dict[str, Sequences]:
-    """The inputs of each live model, noted in the manifest; of: what they are the inputs of, where a run has several
-    such."""
+    """The inputs of each live model, noted in the manifest. of: a name for them, where a run has several sets."""
     sequences = make_sequences(live, tokenizers, data, extract, seed)
     if sequences:
         note_sequences(run, sequences, data, extract, of)
@@ -173,8 +172,8 @@ class Extraction:
     def find_documents(
         self, sequences: Mapping[str, Sequences], warn: Callable[[str], None] | None = None
     ) -> Int[np.ndarray, " n"]:
-        """Finds the document of every sampled row, of copies of a text the first, so that none is on both sides of a
-        split or counts twice in an error; a stored row that no document is known of is one by itself.
+        """Finds the document of every sampled row. Copies of a text have the document of the first, so that none is on
+        both sides of a split or counts twice in an error; a stored row whose document is not known is one of its own.
 
         warn: is told where many texts are copies.
         """

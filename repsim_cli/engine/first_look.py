@@ -23,8 +23,8 @@ FEW = 512  # rows
 
 @dataclass
 class FirstLook:
-    """Compares the first rows that pass, once, by the measures of which few rows say something: inner products. The
-    fewer rows there are, the more neighbours they share."""
+    """Compares the first rows that pass, once, by the measures to which few rows are enough for a first look: inner
+    products. Shared neighbours are not among them: the fewer rows there are, the more they share."""
 
     run: Run
     comparison: Comparison

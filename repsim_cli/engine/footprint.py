@@ -51,7 +51,8 @@ RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fr
 
 
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
-    """Calls `note_unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
+    """Calls `note_unfit` where memory or disk do not suffice. memory(rows): the bytes of each part; None: those of
+    `estimate_comparison_memory`."""
     needed = memory or (lambda rows: estimate_comparison_memory(comparison, rows))
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, count_rows_per_comparison(comparison), comparison.hardware, comparison.live, key=key)
@@ -80,7 +81,8 @@ def count_rows_per_comparison(comparison: Comparison) -> int:
 
 
 def estimate_comparison_memory(comparison: Comparison, rows: int) -> Bytes:
-    """Weights, activations of a forward batch, a batch of rows of as many layers as are read together, Gram tiles."""
+    """The bytes of weights, activations of a forward batch, a batch of rows of the layers that are read together, and
+    Gram tiles."""
     if (groups := group_layers_by_memory(comparison, rows)) is None:
         return _estimate_memory(comparison, rows)
     return _estimate_memory(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
@@ -97,8 +99,8 @@ def plan_memory(comparison: Comparison) -> Comparison:
 
 
 def group_layers_by_memory(comparison: Comparison, rows: int | None = None) -> list[list[int]] | None:
-    """The layers whose batches of so many rows are in memory together, where those of all layers do not fit and tiles
-    in files can stand for them; else None."""
+    """The groups of layers whose batches are in memory together, where those of all layers do not fit and tiles in
+    files can stand for them; else None. rows: of a batch."""
     rows, limit = rows or count_rows_per_comparison(comparison), comparison.hardware.memory_limit
     widths = [layer.width for layer in comparison.layers]
     if sum(_estimate_memory(comparison, rows).values()) <= limit or not _needs_only_grams(comparison):
@@ -120,8 +122,8 @@ def _estimate_whole_gb(comparison: Comparison) -> float:
 
 
 def _estimate_memory(comparison: Comparison, rows: int, group: int | None = None) -> Bytes:
-    """`estimate_comparison_memory` where layers are read in groups of so many features, or all together: the parts of
-    what needs most, reading the rows or comparing them."""
+    """`estimate_comparison_memory` by its parts, of the step that needs most: reading the rows, or comparing them.
+    group: the features of the layers that are read together; None: of all layers."""
     extract, hardware = comparison.extract, comparison.hardware
     everything = sum(layer.width for layer in comparison.layers)
     features = everything if group is None else group
@@ -153,7 +155,8 @@ def _is_row_a_document(comparison: Comparison) -> bool:
 
 
 def plan_batch(comparison: Comparison, rows: int, group: int | None = None) -> PlannedBatch:
-    """Plans a batch of so many rows, of all layers or of groups of so many features, which know no level of chance."""
+    """Plans a batch. group: the features of the layers that are in memory together; None: of all layers. Groups know no
+    level of chance."""
     extract, significance = comparison.extract, comparison.significance
     widths = [layer.width for layer in comparison.layers]
     batches = 1 if extract.estimate == "full" else max(1, _count_extracted_rows(comparison) // max(rows, 1))
@@ -196,7 +199,7 @@ def _select_apart(comparison: Comparison) -> dict[str, Measure]:
 
 
 def describe_planned_pairs(comparison: Comparison) -> str:
-    """Says, for a plan, of which pairs of rows each measure will be."""
+    """Says, for a plan, which pairs of rows each measure will use."""
     wanted, measures, apart = comparison.extract.pairs, comparison.measures, _select_apart(comparison)
     if not apart:
         return "all"
@@ -368,7 +371,7 @@ def estimate_disk(comparison: Comparison) -> Bytes:
 
 
 def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
-    """Estimates the cost of the forward passes, and roughly that of comparing so many pairs of layers."""
+    """Estimates the cost of the forward passes, and roughly that of comparing pairs of layers. pairs: how many."""
     extract, hardware = comparison.extract, comparison.hardware
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
     if extract.estimate == "moments":
@@ -387,7 +390,7 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
 
 
 def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
-    """Estimates the cost of comparing so many pairs of layers on all rows, as they are and permuted."""
+    """Estimates the cost of comparing pairs of layers on all rows, as they are and permuted. pairs: how many."""
     whole = comparison.extract.estimate == "full"
     batches = 1.0 if whole else max(_count_extracted_rows(comparison) / comparison.extract.batch_rows, 1.0)
     widths = [layer.width for layer in comparison.layers]

@@ -27,7 +27,7 @@ Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
 
 
 class BatchShape(NamedTuple):
-    """Batches of so many rows, and the side of their tiles."""
+    """The rows of a batch, and the side of its tiles."""
 
     batches: int
     rows: int

@@ -131,7 +131,8 @@ def measure_left_out(
 
 
 def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
-    """Divides documents into so many groups of neighbours, with about as many rows each; gives the group of every row.
+    """Divides documents into `count` groups of neighbours with about the same number of rows; gives the group of every
+    row.
 
     >>> divide_documents(np.array([7, 7, 7, 2, 2, 3, 5, 5]), 2)
     array([1, 1, 1, 0, 0, 0, 1, 1])
@@ -161,7 +162,7 @@ def _takes_left_out(measure: Measure) -> bool:
 
 
 def _takes_rows(measure: Measure, rows: int, shapes: Sequence[tuple[int, ...]], labels: Tensor | None) -> bool:
-    """Tells whether a measure has values of so few rows as of all: as many more than features as it asks for."""
+    """Tells whether a measure takes this number of rows, beside the features of the layers."""
     given = [(rows, width) for _, width in shapes]
     if measure.card.width_limit and any(rows <= width for _, width in shapes):
         return False
@@ -173,5 +174,5 @@ def _takes_rows(measure: Measure, rows: int, shapes: Sequence[tuple[int, ...]], 
 
 
 def _compare_with_normal(freedom: int) -> float:
-    """Divides what Student's t of so many degrees of freedom exceeds seldom by what a normal value does."""
+    """Divides what Student's t with `freedom` degrees of freedom seldom exceeds by what a normal value seldom does."""
     return float(scipy.special.stdtrit(freedom, FAR) / scipy.special.ndtri(FAR))

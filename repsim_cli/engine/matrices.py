@@ -54,7 +54,8 @@ from repsim_cli.runs.results import SAVE_EVERY, Run, write
 def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
     """The running means that a killed run saved, if any, and a function to save them, always or every few seconds.
 
-    of: what the means are of. Those of anything else are not taken: a run may have several such passes.
+    of: a key of what the means are computed from. Saved means with another key are ignored: a run may have several such
+        passes.
     """
     timer, mark = Timer(SAVE_EVERY), torch.tensor(list(of.encode()), dtype=torch.uint8)
 

@@ -77,8 +77,8 @@ def _sum_shared(
 
 
 def _multiply_columns(a: Any, b: Any) -> Float[np.ndarray, "a b"]:
-    """Multiplies a.T @ b of sparse matrices: many entries that are 0 take less time than few of which each is looked
-    up."""
+    """Multiplies a.T @ b of sparse matrices, as dense blocks where b has many entries: products with 0 take less time
+    than looking entries up."""
     if b.nnz < FILLED * math.prod(b.shape):
         return (a.T @ b).toarray()
     total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)

@@ -84,7 +84,7 @@ def permute_ahead(
 
 
 def _note_outside(block: range, batch: int, label: str, shape: Any) -> np.ndarray:
-    """Notes of permutations of which those outside the block need no values."""
+    """Notes of permutations, where those outside the block need no values."""
     noted = np.zeros(shape)
     noted[block.start : block.stop] = np.nan
     return noted

@@ -86,8 +86,8 @@ def permute_pairs(
 def permute_sampled(
     prepared: PreparedProducts, some: Sequence[int], orders: Int[Tensor, "k n"]
 ) -> Float[Tensor, "k s s"]:
-    """The same for these representations, of which each order moves one, in turn from the last: its column; the others
-    are NaN. What all sides take is computed once."""
+    """The same for these representations, where each order permutes one of them, in turn from the last, and gives its
+    column; all other columns are NaN. What all sides share is computed once."""
     measure, n = prepared.measure, prepared.rows
     turns = [len(some) - 1 - k % len(some) for k in range(len(orders))]
     rows, moved = [prepared.states[measure.row][a] for a in some], []
@@ -126,9 +126,9 @@ def _compute_cell_ratio(kernel: AnyKernel, order: Tensor, n: int) -> float:
 
 
 def _reorder(kernel: AnyKernel, state: State, order: Tensor, n: int, whole: float) -> State:
-    """The state of the reordered rows; the tensors of a fit have an entry per row. Pairs are left out by the documents
-    that stand in the other places, so that such a fit is made anew; a rank that leaves its document is kept, and those
-    that are known stand for those that are not (whole)."""
+    """The state of the reordered rows; the tensors of a fit have an entry per row. Where pairs of rows of one document
+    are left out, the documents do not move with the rows, so that such a fit is made anew; a rank that leaves its
+    document is kept, and known ranks stand for unknown ones (whole)."""
     values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
         cells = pack_cells(unpack(values, n)[order][:, order])

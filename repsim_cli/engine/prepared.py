@@ -37,7 +37,7 @@ class SimilarityMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Grams:
-    """A representation of which only the tiles of its matrices are left, and the scales that were divided out; NaN of a
+    """A representation whose rows are gone: the tiles of its matrices, and the scales that were divided out, NaN for a
     constant one."""
 
     rows: int

@@ -62,7 +62,7 @@ def store(state: Any, stem: Path) -> Stored:
 
 
 def open_state(state: Any) -> Any:
-    """The state, mapped from its files; one that was not stored is returned as it is."""
+    """The state, mapped from its files if it was stored."""
     if not isinstance(state, Stored):
         return state
     # copy on write, since torch takes no array that cannot be written

@@ -10,7 +10,8 @@ LEVEL = 0.95
 
 
 def count_like(counts: Int[np.ndarray, " u"]) -> float:
-    """Counts how many units of one size would say as much of a mean as units with so many rows each (Kish).
+    """The number of units of one size that would say as much of a mean as these do (Kish). counts: the rows of each
+    unit.
 
     >>> count_like(np.array([3, 3, 3])), round(count_like(np.array([60, 1, 1])), 3)
     (3.0, 1.067)
@@ -23,7 +24,7 @@ def correlate_within(
 ) -> float:
     """Estimates the correlation of rows of one unit by the analysis of variance, from 0 to 1.
 
-    which: the unit of every row. counts: the rows of every unit, of which there are two or more.
+    which: the unit of every row. counts: the rows of every unit, of two units or more.
 
     >>> correlate_within(np.array([1., 1, 0, 0]), np.array([0, 0, 1, 1]), np.array([2, 2]))
     1.0
@@ -61,13 +62,13 @@ def count_freedom(parts: Float[np.ndarray, " u"], variances: Float[np.ndarray, "
 def compute_wilson_interval(
     hits: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"], tries: int = 1
 ) -> tuple[float, float]:
-    """Makes Wilson's 95 % interval of a share of rows, for other texts of the kind among as many, with the number of
-    rows that would be as uncertain if rows of a unit did not depend on each other, and Student's t where units
-    have several rows: of one unit nothing is known but that.
+    """Makes Wilson's 95 % interval of a share of rows, for other texts of the same kind. It counts the independent rows
+    that would be as uncertain as these, which depend on each other within a unit, and uses Student's t where units have
+    several rows. A single unit counts as one row.
 
     hits: of every row, 1, 0 or the share of its tries.
     units: the text or document of every row.
-    tries: of a row; rows are never taken for surer than as many rows that depend on nothing.
+    tries: of a row; the interval is never narrower than that of independent rows.
 
     >>> [round(end, 4) for end in compute_wilson_interval(np.ones(10), np.arange(10))]
     [0.7225, 1.0]

@@ -95,7 +95,7 @@ class Rows:
         return stream_row_batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
     def stream_all(self, progress: Progress) -> Iterator[RowBlock]:
-        """Streams all rows of all layers as they are compared, in order; a block has whole sequences."""
+        """Streams all rows of all layers in order, with the remedies applied; a block has whole sequences."""
         readings = self.list_readings()
         rows = self.remedies.apply(self._read_given(readings, progress), list_layers(readings))
         return rows if self.diagnosis is None else self.diagnosis.watch(rows, list_layers(readings))

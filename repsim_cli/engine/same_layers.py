@@ -84,7 +84,7 @@ class Relation(NamedTuple):
         return take_rms(far) <= FIT * unit * (abs(self.factor) * take_rms(x) + abs(self.offset) + take_rms(y))
 
     def describe(self, first: str, second: str) -> str:
-        """Says what it is of these models."""
+        """Describes the comparison of these models."""
         if self.kind in ROUNDED:
             of, made = (first, second) if self.second else (second, first)
             return f"{made} is {of} rounded to {self.kind}"

@@ -245,7 +245,7 @@ def _mark_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "
 
 
 def _summarise_chance_draws(levels: Float[Tensor, "o r"], layers: int) -> dict[str, Tensor]:
-    """The statistics of `chance.py`: one level for all cells, of so many draws."""
+    """The statistics of `chance.py`: one level for all cells, from the draws of `levels`."""
     every = torch.ones(layers, layers, dtype=torch.float64)
     of_draws = levels.mean(1).cpu()
     return {

@@ -151,11 +151,11 @@ def measure_scatter(
     most: int = MOST,
     models: Sequence[slice] = (),
 ) -> dict[str, Tensor]:
-    """Measures how far values of layers lie apart by the clusters that were drawn: the standard error of the difference
-    of two values of the same rows over the square root of two, the median over values of a few layers, without those
-    that share a layer where there are others, since these differ less; and the standard error of the closest layers of
-    two models, the median over pairs of models, which few rows may bring together; of measures that are normalised
-    inner products or means over rows, else empty, and where there are no two such values.
+    """Measures how far values of layers scatter with the clusters that were drawn: the standard error of the difference
+    of two values on the same rows, over the square root of two, as a median over values of a few layers; and the
+    standard error of the closest layers of two models, which few rows may bring together, as a median over pairs of
+    models. Values that share a layer differ less, and are used only where there are no others. Empty for measures that
+    are neither normalised inner products nor means over rows, and where there are no two values.
 
     Of inner products of more than `most` rows some clusters stand for all, so that as many cells are computed as of
     `most` rows; empty where these are fewer than LEAST. Of means over rows what a cluster does as neighbours of others'

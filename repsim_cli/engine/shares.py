@@ -197,7 +197,7 @@ WHOLE = -1  # beside the numbers of groups: without none
 
 
 def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Design:
-    """Splits rows by their documents, numbered from 0 in the order of the text, of which there are LEAST or more.
+    """Splits rows by their documents, LEAST or more, numbered from 0 in the order of the text.
     tokens: by row. twins: whether features of twins will be read out."""
     groups = _number_document_stretches(documents, GROUPS)
     of_fold = np.split(np.arange(GROUPS), FOLDS)
@@ -245,8 +245,8 @@ def compute_squared_norm(given: Design, x: Rows) -> Jackknifed:
 
 
 def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
-    """<C, C_untrained>, as `compute_part_products`: of the covariance within a token between linear read-outs of x and
-    of y from these features, of which there are at most `given.features`."""
+    """<C, C_untrained>, as `compute_part_products`, where C_untrained is the covariance within a token between linear
+    read-outs of x and of y from these features, at most `given.features` of them."""
     share = 1 - given.alone
     blocks = [{g: _read(cells, x, y, features, share) for g, cells in of_fold.items()} for of_fold in given.read]
     found = np.zeros(1 + GROUPS)
@@ -336,8 +336,8 @@ def _read(cells: Cells, x: Rows, y: Rows, features: Rows, share: float) -> Read:
 
 
 def compute_twin_features(given: Design, twins: Sequence[Rows]) -> Rows:
-    """The features of twins that are read out: of each the leading principal directions within a token, all at unit
-    variance, as many as can be read."""
+    """The features of twins that are read out: the leading principal directions of each within a token, at unit
+    variance, as many as rows allow."""
     each = given.features // len(twins)
     kept = []
     for z in twins:

@@ -110,8 +110,8 @@ def find_range(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
     """Computes the autocorrelation of the means of documents at lags of 1, 2, ... up to a quarter of their number; 0
     where it is negative.
 
-    Centring on the mean of all documents lowers the autocorrelation of documents that stay alike over long lags, by as
-    much as it is below 0 at longer lags: this is added again.
+    Centring on the mean of all documents lowers the autocorrelation of documents that stay alike over long lags, by the
+    amount by which it falls below 0 at longer lags: this is added back.
     """
     k = len(means)
     spectrum = torch.fft.rfft(means, n=2 * k, dim=0).abs().square().sum(1)

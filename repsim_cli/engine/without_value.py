@@ -19,7 +19,8 @@ class NoValue(RunFailed):
 
 
 class Lacking(NamedTuple):
-    """Why cells of a measure have no value, one for each, of so many cells in all. some: whether any has one."""
+    """Why cells of a measure have no value: a reason for each. cells: of the map, with those that have one. some:
+    whether any has one."""
 
     why: list[str]
     cells: int
@@ -73,8 +74,8 @@ def keep_matrices(
 
 
 def collect_lacking(matrices: Iterable[SimilarityMatrix], wanted: Wanted | None = None) -> Lacking:
-    """Collects what all matrices of a measure lack; the value of a layer with itself counts only where there is no
-    other layer."""
+    """Collects the cells that all matrices of a measure lack. The cell of a layer with itself counts only where there
+    is no other layer."""
     why, cells, some = [], 0, False
     for matrix in matrices:
         known = matrix.values.isfinite().cpu()

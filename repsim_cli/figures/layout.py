@@ -198,7 +198,7 @@ def _move_axes_apart(figure: Any, upper: Any, lower: Any) -> None:
 
 
 def _shrink(figure: Any, width: float) -> None:
-    """Scales a figure of unlike panels until it is so many inches wide with what stands around its axes, which does not
+    """Scales a figure of unlike panels to a width in inches, which includes what stands around its axes and does not
     shrink."""
     titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
     columns = {round(axes.get_position().x0, 2) for axes in titled}
@@ -230,8 +230,8 @@ def _are_alike(panels: Sequence[Any]) -> bool:
 
 
 def _stack(figure: Any, width: float) -> float:
-    """Places panels of one size anew in a figure so many inches wide: fewer side by side where they would be too small
-    to read, with the room that names and titles need between them. Returns the new width of a panel over the old."""
+    """Places panels of one size anew in a figure of `width` inches: fewer side by side where they would be too small to
+    read, with the room that names and titles need between them. Returns the new width of a panel over the old."""
     panels = figure.axes
     box, size = panels[0].get_position(original=True), figure.get_size_inches()
     wide, high = box.width * size[0], box.height * size[1]

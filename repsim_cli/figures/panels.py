@@ -47,7 +47,8 @@ def make_panels(
 
 
 def split_into_pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Sequence[Item]]]:
-    """The items in figures of so many at most, as even as can be, numbered where there are several.
+    """The items of each figure, at most `most` and about the same number in each; figures are numbered where there are
+    several.
 
     >>> [(name, list(items)) for name, items in split_into_pages("all", range(5), 2)]
     [('all-01', [0, 1]), ('all-02', [2, 3]), ('all-03', [4])]

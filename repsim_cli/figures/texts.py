@@ -47,8 +47,8 @@ def _touch(labels: Sequence[Any], axis: Any) -> bool:
 
 
 def fold_lines(texts: Sequence[Any], inches: float, least: int = 7) -> None:
-    """Breaks each line of the texts that is longer, into lines of so many letters at least; lines that were broken for
-    another room are put together before."""
+    """Breaks each line of the texts that is longer than `inches`; lines that were broken for another room are joined
+    first. least: letters of a line, at the fewest."""
     for text in texts:
         whole, folded = _FOLDED.get(text, (text.get_text(), text.get_text()))
         text.set_text(whole if text.get_text() == folded else text.get_text())
@@ -85,7 +85,7 @@ def shorten_ticks(axis: Any, inches: float) -> None:
 
 
 def shorten_names(names: Sequence[str], most: int) -> list[str]:
-    """The names with so many letters at most; without their common ends where they would be the same else.
+    """The names with at most `most` letters; without their common ends where they would otherwise be the same.
 
     >>> shorten_names(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
     ['…0.…', '…1.…']

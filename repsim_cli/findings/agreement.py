@@ -65,7 +65,7 @@ def _draw_measure_agreement(run: Finished, matrix: Matrix) -> Any:
 
 def draw_agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) -> Any:
     """The rank correlations of measures, in the order of their tree, those below 0 crossed out. over: what they are
-    of."""
+    taken over."""
     below = rho < 0
     crosses = "; ×: below 0" if below.any() else ""
     title = f"Which measures say the same\nSpearman's rho over {over}{crosses}"

@@ -28,11 +28,10 @@ ANALYSES = "analyses."  # what the error of a failed analysis begins with
 def choose_options(
     planned: Planned, given: Mapping[str, Any], claims: Sequence[str]
 ) -> tuple[dict[str, Any], list[Claim]]:
-    """The options of every analysis of a run, by name: those that are asked for, those that the study's runs always
-    have, and those that test the claims; and the claims.
-
-    given: the options of those that are asked for. Raises BadConfig with every analysis or claim that does not exist,
-    that is of other studies, or that the plan of the run does not suit.
+    """The options of every analysis of a run, by name, and its claims. Analyses are those that are asked for, those
+    that the study's runs always have, and those that test the claims. given: the options of those that are asked for.
+    Raises BadConfig with every analysis or claim that does not exist, belongs to other studies, or does not suit the
+    plan of the run.
     """
     tested = find_claims(claims)
     of_claims = {claim.analysis for claim in tested}
@@ -150,8 +149,7 @@ def refuse_units(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Cl
 
 
 def _are_all_unrelated(run: Finished, measured: Measured) -> bool:
-    """Tells whether a measure is between different models, none of which has anything in common with another beyond
-    chance."""
+    """Tells whether a measure compares different models, and none has anything in common with another beyond chance."""
     found = [is_chance(measured, sides) for sides in list_directed_pairs(measured, run.keep)]
     return bool(found) and all(found)
 

@@ -50,8 +50,8 @@ class Sides(NamedTuple):
 
 
 class ClosestLayer(NamedTuple):
-    """The layer of the other model that is closest to a layer, the first of equal ones. chance: of this pair of layers.
-    margin: how much closer it is than the second closest; None where there is no second."""
+    """The layer of the other model that is closest to a layer; of equally close ones the first. chance: of this pair of
+    layers. margin: how much closer it is than the second closest; None where there is no second."""
 
     layer: str
     closest: str
@@ -115,8 +115,8 @@ def say_closest(
 ) -> str:
     """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
 
-    near: of each layer of the first, those of the second that are not told apart from its closest one. None: the error
-        of values is not known, which is said.
+    near: by layer of the first model, the layers of the second that cannot be told apart from its closest one. None:
+        the error of values is not known, and the line says so.
 
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1], [[0], [1]])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
@@ -187,7 +187,8 @@ def find_closest_layers(sides: Sides) -> list[ClosestLayer]:
 
 
 def list_untold_layers(found: Sequence[ClosestLayer], least: float) -> set[str]:
-    """Lists the layers whose closest one is not told apart from the next. least: the least lead that tells it apart."""
+    """Lists the layers whose closest layer cannot be told apart from the second closest. least: the lead from which on
+    it can."""
     return {each.layer for each in found if each.margin is not None and each.margin <= least}
 
 
@@ -210,8 +211,8 @@ def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
 
 
 def find_least_change(values: Sequence[float] | np.ndarray, noise: float) -> float:
-    """Finds the least difference of values of layers that counts: 2 % of the largest, and beyond their noise, by so
-    much that any two of so many values of one mean differ by it in 5 of 100 cases at most.
+    """Finds the least difference between values of layers that counts: 2 % of the largest value, and what noise gives:
+    with one mean for all, any two would differ by it in 5 of 100 cases at most.
 
     >>> find_least_change([0.5, -1.0], noise=0.001), find_least_change([0.5, 1.0], noise=0.1)
     (0.02, 0.4)
@@ -226,7 +227,7 @@ def _find_least_visible(values: Sequence[float] | np.ndarray) -> float:
 
 
 def find_scatter(count: int, noise: float) -> float:
-    """Finds by how much any two of so many values of one mean differ, in 5 of 100 cases at most."""
+    """Finds the difference that any two of `count` values with one mean exceed in 5 of 100 cases at most."""
     return max(SCATTER, math.sqrt(2) * find_width(count)) * noise
 
 
@@ -256,9 +257,9 @@ def describe_depth_trend(values: Sequence[float], larger: bool, noise: float | N
 
 
 def choose_number_format(values: Float[np.ndarray, "..."], *apart: tuple[float, float]) -> str:
-    """Chooses how the numbers of a map, and what stands beside them, are written: with two decimals, or as many as
-    give the largest three digits where all are small or some are large. apart: values that must not look equal unless
-    they are; up to three decimals more are for them.
+    """Chooses how the numbers of a map, and what stands beside them, are written: with two decimals; where all are
+    small or some are large, with three digits of the largest. apart: values that must not look equal unless they are,
+    for which up to three decimals are added.
 
     >>> [choose_number_format(np.array([values])) for values in ([0.2, 0.9], [2e-4, 3e-4], [np.nan, 12345.0], [1e12])]
     ['z,.2f', 'z,.6f', 'z,.0f', '.3g']
@@ -295,8 +296,8 @@ def describe_range(values: Float[np.ndarray, " k"]) -> list[str]:
 
 
 def leave_out_diagonal(matrix: Matrix, values: Float[np.ndarray, "r c"]) -> Float[np.ndarray, " k"]:
-    """Leaves out the cells of each layer with itself, which would raise the mean of a model with itself, and keeps them
-    where there are no others."""
+    """Leaves out the cells of each layer with itself, which would raise the mean within a model, unless there are no
+    others."""
     same = matrix.rows == matrix.columns and len(values) > 1
     return values[~np.eye(len(values), dtype=bool)] if same else values.ravel()
 

@@ -37,9 +37,9 @@ COLUMNS = ["measure", "training", "models", "third", "with the base", "with othe
 class BaseModel:
     """Similarity of every layer with the same layer of `base`, for all models of its architecture, depth and width.
 
-    Where entries of `model` stand for several seeds, also with the same layer of the other seeds of its training: what
-    a training changes in every seed alike lies between these two. Where there are several trainings, also with the same
-    layer of models of the others. There are no settings.
+    Where entries of `model` stand for several seeds, also with the same layer of the other seeds of its training: the
+    difference of the two is what a training changes alike in every seed. Where there are several trainings, also with
+    the same layer of models of the others. There are no settings.
     """
 
     def check(self, planned: Planned) -> None:
@@ -63,9 +63,9 @@ def compute_similarity_to_base(
 def compare_with_base(
     values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str
 ) -> dict[str, dict[str, Float[np.ndarray, " l"]]]:
-    """Takes, by model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity
-    with those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has
-    such.
+    """Takes, by model, the similarity of its layers with the same layers of the base (BASE), and, where every model has
+    them, the mean similarity with those of other seeds of its training (SEEDS) and of models of other trainings
+    (OTHERS).
     """
     bases = compute_similarity_to_base(values, whole, base)
     lines = {label: {BASE: line} for label, line in bases.items()}

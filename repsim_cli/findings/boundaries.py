@@ -157,7 +157,7 @@ class Parted:
 
 @cache
 def _compute_cut_agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
-    """The adjusted Rand index of every two cuts of so many blocks into two."""
+    """The adjusted Rand index of every two cuts of `count` blocks into two."""
     labels = (np.arange(count) >= np.arange(1, count)[:, None]).astype(int)
     return np.stack([compute_adjusted_rand(labels, cut) for cut in labels])
 
@@ -334,7 +334,7 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw_block_steps(run: Finished) -> Any:
     """A panel per model: a row per measure, a column per step from one block to the next, as a share of the largest
-    step; a line where the boundary is, dotted where it is no clearer than in surrogates or walks."""
+    step; a line at the boundary, dotted where it is not clearer than in surrogates or walks."""
     table = run.results.tables[TABLE]
     records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     models = list(dict.fromkeys(record["model"] for record in records))[:MOST]

@@ -43,7 +43,7 @@ def list_measured_layers(measured: Measured) -> set[Layer]:
 
 
 def find_lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
-    """Finds the layers of which no cell has a value."""
+    """Finds the layers that have no cell with a value."""
     known: Counter[Layer] = Counter()
     for matrix in measured.matrices:
         has = np.isfinite(run.array(matrix.values))

@@ -1,4 +1,4 @@
-"""Whether a map can mean something: layers of which a few features, or few rows, hold most of the variance."""
+"""Whether a map can mean something: warns of layers where a few features, or few rows, hold most of the variance."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,9 +17,9 @@ LETTERS = 40  # of a text
 
 
 def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
-    """Says of the two closest layers among those with shares which tokens or texts make most of their similarity, and
-    on which the ten nearest rows agree least; where texts are not kept, how to keep them. Layers with the same nearest
-    rows, as those of a copy, come after others."""
+    """Says which tokens or texts make most of the similarity of the two closest layers, among those with shares, and on
+    which their ten nearest rows agree least; where texts are not kept, how to keep them. Layers with the same nearest
+    rows, such as those of a copy, are taken only where there are no others."""
     about, arrays = kept
     of = [{about["layers"][a][0], about["layers"][b][0]} == {first, second} for a, b in arrays.get("pairs", ())]
     if not any(of):
@@ -65,7 +65,7 @@ def count_shared_neighbours(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"]
 
 
 def _group_rows_by_token(tokens: Sequence[int] | None, rows: int) -> list[Int[np.ndarray, " k"]]:
-    """The rows of each token; each row by itself where rows are of no token."""
+    """The rows of each token; where rows belong to no token, each row alone."""
     if tokens is None:
         return [np.array([row]) for row in range(rows)]
     _, of = np.unique(tokens, return_inverse=True)

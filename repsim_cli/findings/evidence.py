@@ -1,5 +1,5 @@
 """How far a statistic is from its threshold over independent units, such as models, seeds or tasks: in standard errors,
-or in rearrangements of what was drawn independently. Layers, blocks and rows of one model are no such units."""
+or by rearranging what was drawn independently. Layers, blocks and rows of one model are not independent units."""
 
 import itertools
 import math
@@ -48,8 +48,8 @@ class Evidence:
 
 
 def log_of(value: float | np.floating) -> float:
-    """Takes the logarithm of a distance; of 0 that of the least positive number. Models differ in the scale of theirs
-    by factors, which a logarithm makes shifts."""
+    """Takes the logarithm of a distance; for 0, of the least positive number. The distances of models differ by
+    factors, which a logarithm turns into shifts."""
     return math.log(max(float(value), np.finfo(float).tiny))
 
 
@@ -119,7 +119,7 @@ def weigh_mean_difference(first: Values, second: Values, unit: str) -> Evidence:
 
 
 def weigh_lone_value(value: float, others: Values, unit: str) -> Evidence:
-    """Tests one value minus the mean of three or more others, all of which may vary as these do."""
+    """Tests one value minus the mean of three or more others, taking all to vary as the others do."""
     count = len(others)
     if count < FEWEST:
         return report_too_few(count, unit)
@@ -202,7 +202,8 @@ def _list_untied(count: int, threshold: float) -> Float[np.ndarray, " k"]:
 
 
 def _compute_extreme_p(null: Float[np.ndarray, " k"]) -> float:
-    """The p that the most extreme value has, on the side where it is larger: so few can hold, and can fail."""
+    """The p of the most extreme value, on the side where it is larger; where that is not small, no claim can hold or
+    fail."""
     return float(max((null >= null.max() - ROUNDING).mean(), (null <= null.min() + ROUNDING).mean()))
 
 
@@ -240,7 +241,7 @@ def compute_trend_p(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 
 def compute_trends_p(curve: Float[np.ndarray, " n"], parts: int) -> list[tuple[float, float]]:
-    """One-sided p of a rise, and of a fall, of each of so many equal parts of a single curve that may wander: Student's
+    """One-sided p of a rise, and of a fall, of each of `parts` equal parts of a single curve that may wander: Student's
     t of its mean step, whose spread is that of all parts.
 
     The steps of a curve that wanders at random have the mean 0. Of n steps that resemble the next ones n (1 - r) /

@@ -26,10 +26,9 @@ def find_width(count: int, freedom: int | None = None) -> float:
 def list_alike(
     values: Sequence[float], errors: Sequence[float | None], best: int, freedom: int | None = None
 ) -> list[int]:
-    """Lists the places of the values that cannot be told apart from that at `best`, itself among them. Values without a
-    standard error are told apart from none.
-
-    Errors are taken as independent: of the same rows values are told apart more easily than this says.
+    """Lists the places of the values that cannot be told apart from the one at `best`, which is among them. Values
+    without a standard error cannot be told apart from any. Errors are taken as independent, which is careful: values on
+    the same rows differ more clearly than this says.
 
     >>> list_alike([1.0, 1.1, 3.0], [0.1, 0.1, 0.1], 0), list_alike([1.0, 3.0], [0.1, None], 0)
     ([0, 1], [0, 1])
@@ -52,12 +51,9 @@ def say_ends(
     freedom: int | None,
     say: Callable[[int], str],
 ) -> Iterator[list[str]]:
-    """Says which of pairs of models are closest and furthest by a distance, and which are not told apart from them.
-
-    names: of the pairs.
-    errors: None: not known, and nothing is told apart.
-    freedom: of the errors.
-    say: the numbers of a pair, by its place.
+    """Says which pairs of models are closest and furthest by a distance, and which cannot be told apart from these.
+    names: of the pairs. errors: None where they are not known, so that no pairs can be told apart. freedom: of the
+    errors. say: the numbers of a pair, by its place.
     """
     order = sorted(range(len(values)), key=lambda place: values[place])
     for word, end in zip(("closest", "furthest"), (order[0], order[-1])[: len(order)], strict=False):

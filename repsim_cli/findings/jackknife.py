@@ -1,4 +1,4 @@
-"""Errors and intervals over models, of which each is left out in turn: pairs of models are not units, models are."""
+"""Errors and intervals over models, by leaving each one out in turn: the units are models, not pairs of models."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ def estimate_standard_error(left: Sequence[Float[np.ndarray, "_ ..."]], most: fl
 
 
 def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g"]) -> Float[np.ndarray, "..."]:
-    """Computes the degrees of freedom of a sum of variances, each estimated from so many models, 1 or more."""
+    """Computes the degrees of freedom of a sum of variances, each estimated from one model or more. counts: of
+    models."""
     freedoms = np.maximum(1, counts - 1).reshape(-1, *[1] * (parts.ndim - 1))
     return np.asarray(parts.sum(0) ** 2 / (parts**2 / freedoms).sum(0))
 

@@ -48,7 +48,7 @@ class LayerIdentification:
 
 
 def group_models_by_network(run: Finished) -> Seeds:
-    """The models of each network of which there are several, by its entry or family."""
+    """The models of each network that has several, by its entry or family."""
     networks: dict[tuple[str, ...], list[str]] = {}
     for model, about in run.models.items():
         networks.setdefault((about.entry or about.family, *about.layers), []).append(model)

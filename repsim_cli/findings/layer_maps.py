@@ -99,7 +99,8 @@ def map_of(run: Finished) -> tuple[ClaimMap, dict[str, str]]:
 
 @cache
 def compute_largest_noise_correlation(neurons: int, rows: int) -> float:
-    """Computes the largest of so many absolute correlations with independent normal values, on average.
+    """Computes the largest of the absolute correlations with `neurons` neurons of independent normal values, on
+    average.
 
     >>> round(compute_largest_noise_correlation(1, 100), 3), round(compute_largest_noise_correlation(64, 100), 3)
     (0.08, 0.258)
@@ -110,15 +111,15 @@ def compute_largest_noise_correlation(neurons: int, rows: int) -> float:
 
 
 class TrainedMap(NamedTuple):
-    """The trained models of a map. values: theirs, minus those of the twins where each has an untrained twin beside it.
-    note: whether they were subtracted."""
+    """The trained models of a map. values: of their layers, minus those of the untrained twins where each model has one
+    beside it. note: whether these were subtracted."""
 
     whole: ClaimMap
     values: np.ndarray
     note: str
 
     def squares(self, least: int) -> list[np.ndarray]:
-        """Takes the values among the layers of every model with so many of them, both directions averaged."""
+        """Takes the values among the layers of every model that has at least `least`, both directions averaged."""
         parts = [self.values[place, place] for place in self.whole.models.values() if place.stop - place.start >= least]
         return [(part + part.T) / 2 for part in parts]
 

@@ -22,8 +22,8 @@ LANGUAGE, IMAGES = ("ahead of", "behind"), ("images ahead of", "images behind")
 
 
 def count_better_and_worse(measure: str, counts: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
-    """Counts the graded measures than which it is better, and than which it is worse: the interval of the difference of
-    both mean ranks does not hold 0. None without a grade.
+    """Counts the graded measures that it beats, and those that beat it: the interval of the difference of the two mean
+    ranks excludes 0. None without a grade.
 
     >>> count_better_and_worse("no such measure") is None
     True
@@ -49,8 +49,8 @@ def grade(measure: str) -> str:
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:
-    """Computes, by measure, the share of the other graded measures than which it is better on language. Those that it
-    is not told apart from count half; without a grade the share is a half.
+    """Computes, by measure, the share of the other graded measures that it beats on language. Those that cannot be told
+    apart from it count half; without a grade the share is a half.
 
     >>> trust(["no such measure"])
     {'no such measure': 0.5}

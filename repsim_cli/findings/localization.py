@@ -30,8 +30,8 @@ BOTH = f"{NEURONS} and {WHOLE}"
 class Localization:
     """The mean similarity of every layer with all other layers, under each measure.
 
-    With the measures neuronsim and svcca also their difference, localization: it is higher where more of what a layer
-    shares with others lies in single neurons. There are no settings.
+    With the measures neuronsim and svcca also their difference, localization: the more of what a layer shares with
+    others lies in single neurons, the higher it is. There are no settings.
     """
 
 

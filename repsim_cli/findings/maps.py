@@ -132,7 +132,7 @@ def _weigh_decline_over_pairs(found: TrainedMap, kept: Callable[[str, str], bool
 
 
 def _take_equal_depths(block: np.ndarray, steps: int) -> np.ndarray:
-    """The entries at equal relative depth, at so many steps from the first layers to the last."""
+    """The entries at equal relative depth, in `steps` steps from the first layers to the last."""
     rows, columns = (np.round(np.linspace(0, size - 1, steps)).astype(int) for size in block.shape)
     return block[rows, columns]
 

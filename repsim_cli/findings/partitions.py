@@ -65,9 +65,9 @@ def convert_to_distances(values: Square, larger_is_closer: bool) -> Square:
 
 
 def convert_to_affinities(values: Square, larger_is_closer: bool) -> Square:
-    """The inverse of distances, as published, where those below a quarter of the median of all that are not 0 count as
-    that: a layer and its copy, at distance 0, would be a group by themselves. Similarities are taken as they are,
-    negative ones as 0. Nothing is on the diagonal, which the Laplacian does not read."""
+    """The inverse of distances, as published, where all below a quarter of the median of the distances above 0 are
+    raised to that: else a layer and its copy, at distance 0, would be a group of their own. Similarities are not
+    changed, except that negative ones become 0. The diagonal is 0; the Laplacian does not read it."""
     near = (values + values.T) / 2
     if larger_is_closer:
         near = np.maximum(near, 0)
@@ -120,8 +120,8 @@ def find_segment_ways(larger_is_closer: bool, most: int = 1) -> Ways:
 
 
 def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
-    """Chooses as many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates
-    by `compute_margin`, else one group. count: how many, whatever the silhouettes."""
+    """Chooses the number of groups with the largest mean silhouette, where this exceeds every silhouette of the
+    surrogates by `compute_margin`; else one group. count: a number of groups to take instead."""
     apart = convert_to_distances(values, larger_is_closer)
     if not apart.any():
         return Partition(np.zeros(len(values), int), {}, {})
@@ -154,8 +154,8 @@ def compute_margin(apart: Square) -> float:
 
 
 def draw_surrogates(apart: Square) -> Iterator[Square]:
-    """The same distances without groups: every cell the mean over all pairs as many layers apart, times the ratio of
-    another cell, drawn under a fixed seed, to the mean of that cell's pairs."""
+    """The same distances without groups: every cell is the mean over all pairs of layers equally far apart, times the
+    ratio of another cell, drawn under a fixed seed, to the mean at that cell's own distance."""
     cells = np.triu_indices(len(apart), 1)
     values, means = apart[cells], replace_by_lag_means(apart)[cells]
     floor = FLOOR * np.median(values[values > 0])
@@ -245,7 +245,7 @@ def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list
 
 
 def replace_by_lag_means(square: Square) -> Square:
-    """Replaces every cell by the mean over all pairs as many layers apart.
+    """Replaces every cell by the mean over all pairs of layers equally far apart.
 
     >>> replace_by_lag_means(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
     [[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]]

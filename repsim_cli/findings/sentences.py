@@ -170,8 +170,8 @@ def _say_most_alike(by_layer: Sequence[tuple[str, str]], best: str, worst: str) 
 
 
 def _say_as_alike(near: Sequence[tuple[float, tuple[str, str]]], best: str, least: float) -> str:
-    """Says which further layers are not told apart from those that are most alike, with the best written value. near:
-    values with what is written of them, the best first. least: the least lead that tells apart."""
+    """Says which further layers cannot be told apart from the most alike ones, whose value is written. near: values and
+    how each is written, the best first. least: the lead from which on two can be told apart."""
     others = [name for value, (name, written) in near if written != best and abs(value - near[0][0]) <= least]
     others.sort(key=lambda name: int(match[1]) if (match := BLOCK.fullmatch(name)) else -1)
     return f"; as alike within error: {list_layers(others)}" if others else ""
@@ -262,7 +262,7 @@ def find_reach_of_chance(measured: Measured, sides: Sides) -> float | None:
 
 
 def find_best_value(measured: Measured) -> float | None:
-    """Finds the closest that values can be; None where there is no bound."""
+    """Finds the bound of the measure on the side of closer values; None where there is none."""
     low, high = measured.card.get("bounds") or (None, None)
     return high if measured.larger_is_closer else low
 
@@ -273,9 +273,9 @@ def pick_chance_end(chance: Chance, sides: Sides) -> float:
 
 
 def find_noise(measured: Measured, sides: Sides) -> float | None:
-    """Finds the standard deviation of a value: the median error of the cells, else the larger of that by the documents
-    that were drawn, where layers are compared, and that of a random pairing; None where the former is not known, as
-    unrelated layers may scatter by a twentieth of what alike ones do."""
+    """Finds the standard deviation of a value: the median error of the cells; without errors, where layers are
+    compared, the larger of two: the scatter with the documents that were drawn, and that of a random pairing. None
+    where the former is not known, since unrelated layers may scatter by a twentieth of what alike ones do."""
     if sides.se is not None and np.isfinite(sides.se).any():
         return float(np.nanmedian(sides.se))
     chance = measured.chance or {}
@@ -283,8 +283,8 @@ def find_noise(measured: Measured, sides: Sides) -> float | None:
 
 
 def find_least_lead(measured: Measured, sides: Sides, layers: int = 1) -> float | None:
-    """Finds by how much a layer must be ahead of the next closest one to be told apart from it; None: no error is
-    known. layers: how many are looked at, of which none may be told apart by noise."""
+    """Finds by how much the closest layer must be ahead of the second closest to be told apart from it; None where no
+    error is known. layers: how many are looked at together: noise tells none of them apart."""
     noise = find_noise(measured, sides)
     return None if noise is None else answering.find_scatter(math.ceil(max(sides.values.shape) * layers**0.5), noise)
 
@@ -314,8 +314,8 @@ def write_reach_of_chance(measured: Measured, sides: Sides, digits: str | None =
 
 
 def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
-    """Finds how far a pair of layers must be ahead of chance, of a map of so many cells, to be more than what random
-    pairings of the rows give; None where their spread is not known."""
+    """Finds how far a pair of layers must be ahead of chance to be more than what random pairings of the rows give
+    somewhere in a map of `cells`; None where their spread is not known."""
     known = measured.chance or {}
     spread, freedom = known.get("spread"), known.get("orders", 0) - (known.get("mean") != "exact")
     error, documents = max(known.get("scatter") or 0.0, known.get("closest") or 0.0), known.get("documents") or 0
@@ -339,8 +339,9 @@ def judge_chance(measured: Measured, sides: Sides) -> str:
 
 
 def is_chance(measured: Measured, sides: Sides) -> bool | None:
-    """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be: by a
-    test, where there was one that holds, else by the spread of a few pairings; None where neither is known."""
+    """Tells whether no pair of layers is closer than the closest cell of such a map would be under random pairings of
+    the rows: by a test, where there was one that holds, else by the spread of a few pairings; None where neither is
+    known."""
     null = measured.null or {}
     if "alpha" in null and "not_valid" not in null and sides.p is not None and np.isfinite(sides.p).any():
         return bool(np.nanmin(sides.p) > null["alpha"])

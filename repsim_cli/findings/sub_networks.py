@@ -78,13 +78,13 @@ class SubNetworks:
 class OfModel:
     """The sub-networks of one model under one measure.
 
-    layers: their names in the order of the network, in which all else is.
+    layers: their names, in the order of the network; all else is in this order.
     apart: the distances between them.
     following: (n - 1,) the measure's value of each layer and the next one, both directions averaged.
     groups: by method.
     as_given: by method, the group of every layer in as many groups as were given.
-    walks: by method with several groups that the data chose, "yes" or "no": whether they are clearer
-        than those of layers that wander.
+    walks: by method that found several groups by itself, "yes" or "no": whether they are clearer than those of layers
+        that wander.
     agreement: adjusted Rand indices of the two methods, with the model's blocks where every layer is of one of
         several that have more layers, and with the given groups, also of as many groups as these are; none where both
         are one group, which agree whatever the layers are like.
@@ -199,9 +199,9 @@ def _build_layer_curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curv
 
 @dataclass(frozen=True)
 class Clustered:
-    """Spectral clusters of the models that were trained block by block. counts: how many, where the data choose it.
-    labels: the group of every layer in as many clusters as groups were given. given: in these. apart: the distances
-    between the layers of each model."""
+    """Spectral clusters of the models that were trained block by block. counts: how many, where the data choose the
+    number. labels: the cluster of every layer, in the number of groups that was given. given: the given group of every
+    layer. apart: the distances between the layers of each model."""
 
     counts: Sequence[int] = ()
     labels: Sequence[Labels] = ()

@@ -97,9 +97,10 @@ def _compare_steps_within(apart: Square, labels: Labels) -> float:
 
 
 def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Callable[[int], bool]) -> Evidence:
-    """Weakens evidence of how many spectral clusters seeds have: what they share has as many, more clearly than walks.
+    """Weakens evidence of how many spectral clusters seeds have: their mean must have that number too, and more clearly
+    than walks do.
 
-    wanted: whether so many clusters are meant."""
+    wanted(clusters): whether the claim means this number of clusters."""
 
     def measure_wanted_clearness(apart: Square) -> float:
         found = find_spectral_clusters(apart, False, count=None)
@@ -116,7 +117,7 @@ def require_beyond_walks(evidence: Evidence, seeds: Sequence[Square], wanted: Ca
 
 
 def average_by_size(matrices: Sequence[Square]) -> list[Square]:
-    """Averages the matrices of as many layers."""
+    """Averages the matrices of models with the same number of layers."""
     by_size: dict[int, list[Square]] = {}
     for apart in matrices:
         by_size.setdefault(len(apart), []).append(apart)
@@ -124,11 +125,10 @@ def average_by_size(matrices: Sequence[Square]) -> list[Square]:
 
 
 def draw_reordered(apart: Square, power: int, count: int) -> Iterator[Square]:
-    """Draws distances between as many layers that wander: their steps are those from each layer to the next one, as
-    classical scaling of the roots of the distances places layers, in another order. First come the layers as placed.
-
-    Steps keep their sizes, of which few may be large, and how sizes grow or shrink with depth: else large steps, or
-    small ones at one end, would make groups clearer than those of walks. power: of distances, as roots of this are
+    """Draws distances between layers that wander: classical scaling of the roots of the distances places the layers,
+    and the steps from each to the next are taken in another order. The first matrix is that of the layers as placed.
+    Steps keep their sizes, of which a few may be large, and the way in which sizes grow or shrink with depth: otherwise
+    large steps, or small ones at one end, would look like groups. power: of distances, as roots of this are
     Euclidean: 1, or 2 as one minus CKA.
     """
     size = len(apart)

@@ -45,8 +45,8 @@ def assign(
 ) -> tuple[Matched, Prices | None]:
     """The column of every row in the assignment of least cost, and the prices of the columns (None without numba).
 
-    last, prices: of a similar problem. They make this one faster and, unless costs are tied, change nothing else.
-    moved: the share of rows that changed their column in that problem.
+    last, prices: the answer to a similar problem, to begin from; unless costs are tied, they change nothing but the
+        time. moved: the share of rows whose column changed in that problem.
     """
     fast = load_compiled()
     if fast is None:

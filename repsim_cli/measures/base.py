@@ -228,7 +228,7 @@ def permute_rows(state: Any, order: Tensor) -> Any:
 
 
 def has_rows(state: Any, rows: int) -> bool:
-    """Tells whether a state is a tensor of so many rows."""
+    """Tells whether a state is a tensor of this number of rows."""
     return isinstance(state, Tensor) and state.ndim > 0 and len(state) == rows
 
 
@@ -247,8 +247,8 @@ class Pairwise(Measure):
     of_rows(states, states) -> (a, b, n): what every row gives, where the value is the mean over rows and what a row
         gives depends on its own nearest rows alone; so that some rows are enough (`engine/sampled.py`).
     cubes: the operations of a pair in d^3 of float32, for the estimate of time; None where no features are multiplied.
-    work: the operations of a layer and of a pair of so many rows, for the estimate of time, where most are not of
-        features.
+    work: the operations of a layer and of a pair, by the number of rows, for the estimate of time, where most are not
+        of features.
     copies, maps: how many copies of the rows in their own precision, and (d, d) matrices of float64, a prepared state
         holds, for the estimate of memory; lists of nearest rows (`cubes` is None) are counted too.
     wide_squares: how many (d, d) matrices of float64 a comparison holds at a time.

@@ -147,9 +147,9 @@ class Audit:
 
 
 class Beyond(NamedTuple):
-    """How a slow measure goes on beyond so many rows: with square matrices of `side` rows, in so many operations.
+    """How a slow measure goes on where there are more than `rows`: with square matrices of `side` rows.
 
-    operations(rows, width): of a state that is prepared, and of a pair.
+    operations(rows, width): those of preparing a state, and of a pair.
     """
 
     rows: int
@@ -189,5 +189,5 @@ class Slow:
     beyond: Beyond | None = None
 
     def side(self, rows: int) -> int:
-        """The number of rows of its square matrices, where a representation has so many."""
+        """The number of rows of its square matrices, for a representation of `rows`."""
         return rows if self.beyond is None or rows <= self.beyond.rows else self.beyond.side

@@ -59,7 +59,7 @@ FLAT = 1e-5
 
 
 def split_rows_for_cache(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
-    """Cuts the rows into slices, each of as many as fit into the processor's cache; on a GPU into large ones."""
+    """Cuts the rows into slices that fit into the processor's cache; on a GPU into large ones."""
     size = max(1, (CACHED if x.device.type == "cpu" else ON_DEVICE) // x.shape[1])
     return (slice(start, start + size) for start in range(0, len(x), size))
 

@@ -1,8 +1,8 @@
-"""CKA of two populations of neurons, of which the columns of both sides are samples.
+"""CKA of two populations of neurons; the columns of both sides are samples of them.
 
 K = sum over columns c of x_c x_c'. HSIC of two sides is a sum over pairs of columns, one of each side, whose mean is
-an unbiased estimate of the populations' HSIC. HSIC of a side with itself is a sum over pairs of its own columns, of
-which some pair a column with itself: they are left out, as unbiased HSIC leaves out the pairs of a row with itself.
+an unbiased estimate of the populations' HSIC. HSIC of a side with itself is a sum over pairs of its own columns; the
+pairs of a column with itself are left out, as unbiased HSIC leaves out those of a row with itself.
 """
 
 from dataclasses import replace

@@ -61,7 +61,7 @@ def standardise_ranks(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> Pr
 
 def rank_exactly(cells: Float[Tensor, " cells"], tie: float, fine: float) -> Float[Tensor, " cells"]:
     """Mid-ranks from 1, float64. A run of cells, each within `tie` of the next, is one tie if the whole of it is no
-    wider; in a wider one, as of cells that lie close everywhere, only those within a step of `fine` are."""
+    wider; in a wider run, where cells lie close everywhere, only those within a step of `fine` are tied."""
     values = cells.cpu().numpy()
     order = values.argsort()
     values = values[order]

@@ -46,7 +46,7 @@ class Cloud(NamedTuple):
 
 
 def prepare_cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
-    """Prepares many rows, of which no distances are held. Warns that they are compared by blocks."""
+    """Prepares many rows without holding their distances. Warns that they are compared by blocks."""
     warnings.warn(
         f"{len(x)} rows are more than held_rows: they are matched by blocks and groups of rows, so that the value, the "
         "objective of that coupling, may be above what a search with all distances finds",
@@ -102,7 +102,7 @@ class Assigned(NamedTuple):
 
 
 class CloudPair(NamedTuple):
-    """Two sides in costs of one size, and some of their rows, of which objectives are estimated."""
+    """Two sides whose costs have one scale, and the rows (some) on which objectives are estimated."""
 
     x: Rows
     y: Rows
@@ -260,8 +260,7 @@ def choose_signs(agreement: Float[np.ndarray, "k k k"]) -> Float[np.ndarray, " k
 def split_alike(
     left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"], rows: Indices, columns: Indices
 ) -> list[tuple[Indices, Indices]]:
-    """Halves as many rows of the left as of the right at their medians along one axis until no part has more than
-    `GROUP`."""
+    """Halves equally many rows of both sides, at their medians along one axis, until no part has more than `GROUP`."""
     if len(rows) <= GROUP:
         return [(rows, columns)]
     axis, half = find_longest_axis(left[rows] - left[rows].mean(0)), len(rows) // 2

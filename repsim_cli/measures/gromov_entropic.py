@@ -58,7 +58,7 @@ def couple_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: flo
 
 def blur(a: Space, b: Space, epsilon: float, steps: int = STEPS) -> Coupling:
     """Finds T = sinkhorn(gradient of the Gromov-Wasserstein objective at T, epsilon) from the uniform coupling, of the
-    sides as ordered by `order_pair`. Raises Degenerate where it is not reached within so many steps."""
+    sides as ordered by `order_pair`. Raises Degenerate where `steps` do not reach it."""
     left, right = (side.distances for side in order_pair(a, b))
     n = len(left)
     constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])

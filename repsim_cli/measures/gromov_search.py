@@ -76,10 +76,10 @@ def list_coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Itera
 def assign_by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
     """Assignments of all rows, and the number of steps: of blocks of rows, refined to ever smaller blocks and to rows.
 
-    The rows of each side are in blocks of close rows, as many on both sides. The objective of mean distances between
-    blocks is that of couplings that are constant in blocks, and few blocks have fewer minima. Of many starts on the
-    coarsest blocks the lowest ends are refined: halves of blocks are matched by their distances to all blocks as
-    matched, and lowered. Fewer than twice `COARSEST` rows are their own blocks, and not lowered.
+    Both sides are cut into the same number of blocks of close rows. The objective of mean distances between blocks is
+    that of couplings that are constant within blocks; the fewer blocks, the fewer minima. The best results of many
+    starts on the coarsest blocks are refined: halves of blocks are matched by their distances to all blocks as matched,
+    and lowered. Fewer than twice `COARSEST` rows are their own blocks, and not lowered.
     """
     few = len(a.rows) < BLOCKED
     sides = list(zip(list_block_levels(a), list_block_levels(b), strict=True))

@@ -168,7 +168,7 @@ def order_pair(a: Side, b: Side) -> tuple[Side, Side]:
 class Ordered(NamedTuple):
     """A pair with the few rows of each side in `order_by_mean_distance`; many rows stay as they are.
 
-    paired: the row of b that comes with each row of a. places: where the rows that were given are.
+    paired: the row of b that is paired with each row of a. places: where each given row now stands.
     """
 
     a: Space

@@ -79,8 +79,8 @@ class Apart(NamedTuple):
 
 
 def compute_offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
-    """Computes the offsets of features without column means. Raises Degenerate for fewer than three documents, of which
-    no pairs are left that tell the offsets apart."""
+    """Computes the offsets of features without column means. Raises Degenerate for fewer than three documents: the
+    pairs that are left do not determine the offsets."""
     sizes = documents.bincount().double()
     if len(sizes) < FEWEST:
         raise Degenerate(

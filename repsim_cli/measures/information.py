@@ -237,7 +237,7 @@ def infonce(*, batch: Several = 128, dims: Few = 3, seed: Seed = 0) -> Measure:
 
     batch: rows among which a row's partner is told; a quarter of all rows where these are fewer.
     dims: components of each representation, each scaled to variance 1. The critic has about (dims^2 / 2)^2 weights.
-    seed: of which rows the critic is fitted on, one half, and of the batches.
+    seed: of the half of the rows that the critic is fitted on, and of the batches.
 
     The critic scores a pair of rows by products of their components, squares and products of two components, which is
     all that normal variables need; of other dependence it sees a part or nothing. Whatever the critic, the expected

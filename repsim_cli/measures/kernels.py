@@ -85,8 +85,8 @@ def prepare_states(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]
 
 
 def prepare_together(kernels: Sequence[AnyKernel], xs: Sequence[Any]) -> dict[AnyKernel, list[State | Degenerate]]:
-    """Prepares the representations for the kernels that take several at once, each or why it cannot be. On a CPU none:
-    there it is no faster."""
+    """Prepares the representations for the kernels that take several at once; gives the state of each, or why it has
+    none. On a CPU there are none, since it is no faster there."""
     if not all(isinstance(x, Tensor) and x.device.type != "cpu" for x in xs):
         return {}
     made: dict[Any, list[Any]] = {}

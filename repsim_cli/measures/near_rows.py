@@ -15,7 +15,7 @@ _HELD = 1 << 23  # cells of it: of more memory every page would be zeroed anew f
 _EXACT = 1024  # rows computed again in float64 at a time, of a quarter of these cells
 _SEEN = 100  # rows whose median stands for the median of all
 _TILE = 512
-_FEW = 1 / 64  # share of the rows: distances to so many, picked one by one, take less time than products with all
+_FEW = 1 / 64  # share of the rows: distances to fewer, picked one by one, take less time than products with all
 _TIE = 1e-13  # of the squares in a squared distance: rows whose distances differ by less are equally near
 _NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
 
@@ -34,8 +34,8 @@ def count_block_rows(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
 def compute_cosines(
     units: Float[Tensor, "n d"], most: int = BLOCK
 ) -> Iterator[tuple[Int[Tensor, " b"], Float[Tensor, "b n"]]]:
-    """Blocks of all rows, of so many at most, each with its products with all rows. Of two blocks, what they have in
-    common is computed once, and kept."""
+    """Blocks of at most `most` rows, each with its products with all rows. Of two blocks, what they have in common is
+    computed once, and kept."""
     before, blocks = None, torch.arange(len(units), device=units.device).split(count_block_rows(len(units), most))
     for rows in blocks:
         products = compute_block_cosines(units, int(rows[0]), len(rows), before)
@@ -84,8 +84,9 @@ class Candidates(NamedTuple):
 def select_candidates(
     cosines: Float[Tensor, "b n"], rows: Int[Tensor, " b"], values: Float[Tensor, "b m"], few: float = _FEW
 ) -> tuple[Candidates, Int[Tensor, " others"]]:
-    """Selects, of rows whose order is uncertain by their largest cosines (values), what can be among these. The others
-    are those of which more than this share of all rows can be."""
+    """Selects the candidates of the rows whose largest cosines (values) leave their order uncertain. Returns these, and
+    the uncertain rows with more candidates than twice the values, or all of them where that is more than this share of
+    the rows."""
     within, count = _NEAR[values.dtype], 2 * values.shape[1]
     unsure = (values[:, :-1] - values[:, 1:] < within).any(1).nonzero()[:, 0]
     if count > few * cosines.shape[1]:

@@ -81,7 +81,8 @@ def count_neighbours(k: Places, n: int) -> int:
 
 
 def count_rows_needed(k: Places) -> int:
-    """Counts the rows of which each has neighbours, and others. Raises BadInput for no number and no share."""
+    """The fewest rows at which each row has k neighbours, and other rows besides. Raises BadInput where k is neither a
+    number nor a share."""
     if k < 1:
         return math.ceil(max(1 / k, 1 / (1 - k))) + 1
     if not isinstance(k, int):
@@ -123,7 +124,7 @@ def find_neighbours_and_ties(
     documents: Documents | None = None,
     most: int = BLOCK,
 ) -> tuple[NearestRows, int, int]:
-    """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
+    """Finds the same for rows of norm 1, and counts the rows whose k-th place is decided by rounding, and by ties.
 
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `find_neighbours`.
     most: rows compared at a time."""
@@ -162,8 +163,8 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
 
 
 def count_rounded(near: Float[Tensor, "b m"], k: int, x: Float[Tensor, "n d"]) -> int:
-    """Counts the rows of which the last of k places and the next differ by no more than the rounding of x is likely to
-    move them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
+    """Counts the rows whose k-th and next place differ by no more than the rounding of x is likely to move them. near:
+    minus half the squared distances to the nearest rows, of rows of norm 1."""
     moved = _MOVED * find_relative_precision(x)
     last = (-2 * near[:, k - 1 : k]).clamp_min(0).sqrt()
     # the rounding of d features adds up to `moved`, of which a distance sees its own direction
@@ -235,7 +236,7 @@ def make_compare_all(
 
 
 def make_row_functions(value: Callable[[NearestRows, NeighbourStack], Float[Tensor, "r n"]]) -> Functions:
-    """The functions of a symmetric value(single, many) that every row has, of which the measure is the mean."""
+    """The functions of a measure that is the mean over rows of a symmetric value(single, many)."""
 
     def of_rows(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Float[Tensor, "a b n"]:
         many = stack(b)

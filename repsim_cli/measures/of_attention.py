@@ -21,7 +21,7 @@ class OfAttention(Measure):
     """A measure of attention maps, for all layers at once from sums over batches of sentences.
 
     sums(maps): float64 tensors by name, which add up over batches; measures with the same function share them.
-    unit: what it averages over, of which sums()["count"] is the number.
+    unit: what it averages over; sums()["count"] counts them.
     layers(totals, layers): all pairs of layers.
     heads(totals): similarity of every head with every head, where the measure matches heads.
     """

@@ -76,7 +76,7 @@ def compute_all_euclidean_distances(rows: Sequence[Tensor], columns: Sequence[Te
     ),
 )
 def euclidean() -> Measure:
-    """Mean Euclidean distance of the paired rows, as they are; equal widths only.
+    """Mean Euclidean distance of the paired rows, neither centred nor scaled; equal widths only.
 
     Distances 5 and 0:
 
@@ -157,7 +157,7 @@ def compute_all_cosine_distances(rows: Sequence[Directed], columns: Sequence[Dir
     ),
 )
 def cosine() -> Measure:
-    """Mean cosine distance of the paired rows, as they are, in [0, 2]; equal widths only.
+    """Mean cosine distance of the paired rows, not centred, in [0, 2]; equal widths only.
 
     Rows at a right angle and rows of one direction:
 

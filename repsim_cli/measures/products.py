@@ -198,7 +198,7 @@ Group = list[tuple[int, slice]]  # representations, and which of their features
 
 
 def _group_features(parts: Sequence[AnyFeatures], wide: int) -> list[Group]:
-    """Cuts the features of representations into groups of at most so many."""
+    """Cuts the features of representations into groups of at most `wide`."""
     groups, left = list[Group](), 0
     for a, features in enumerate(parts):
         for start in range(0, features.width, wide):

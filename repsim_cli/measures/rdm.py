@@ -99,8 +99,8 @@ def rank_euclidean_distances(x: Float[Tensor, "n d"], left_out: LeftOut | None =
 def rank_row_distances(
     units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float, left_out: LeftOut | None = None
 ) -> PreparedFeatures:
-    """Ranks the distances of rows and standardises the ranks, in the precision of x. Of few rows, of which a rank
-    weighs more, distances are in float64. Cells that are left out are 0, as if they were not there."""
+    """Ranks the distances of rows and standardises the ranks, in the precision of x. Distances of few rows, where a
+    rank weighs more, are in float64. Cells that are left out are 0 and so add nothing."""
     working = torch.float64 if x.dtype == torch.float64 else torch.float32
     cells = pack_distances(units if len(x) <= FEW else units.to(working))
     if left_out is None:

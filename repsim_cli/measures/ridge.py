@@ -108,9 +108,8 @@ def centre_products(
 
 
 def sum_squared_errors(x: FoldSums, y: FoldSums, without: Sequence[Left]) -> dict[tuple[tuple[int, ...], int], Tensor]:
-    """Sums the squared errors of y predicted from x, for every penalty, of which the first is infinite.
-
-    The keys are the folds that are left out, and the one of these that is predicted.
+    """Sums the squared errors of y predicted from x, for every penalty; the first is infinite. By (the folds that are
+    left out, the one of them that is predicted).
     """
     products = [a.T @ b for a, b in zip(x.rows, y.rows, strict=True)]
     found = {}

@@ -8,7 +8,8 @@ from repsim_cli.base.errors import BadInput
 
 
 def check_room(name: str, squares: float, rows: int) -> None:
-    """Raises BadInput where so many (n, n) matrices of float64 need more memory than is available."""
+    """Raises BadInput where a measure needs more memory than is available. squares: how many (n, n) matrices of float64
+    it takes; rows: n."""
     if not squares:
         return
     need, room = 8.0 * squares * rows**2, float(psutil.virtual_memory().available)

@@ -112,7 +112,7 @@ def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -
     """Multi-scale intrinsic distance: max over t of exp(-2 (t + 1/t)) |h_x(t) - h_y(t)|, h = tr exp(-tL) / n.
 
     k: neighbours per row in the graph.
-    exact_rows: above so many rows the traces are estimated from random vectors.
+    exact_rows: the most rows whose traces are exact; those of more are estimated from random vectors.
     signs: how many random vectors of signs; the same for all layers.
 
     L is the normalised Laplacian of the graph of k nearest rows (Euclidean; either way). There are 256 times t from 0.1

@@ -111,7 +111,7 @@ def participation_ratio(x: Float[Tensor, "n d"]) -> float:
 def effective_rank(matrix: Float[Tensor, "n d"]) -> float:
     """exp of the entropy of the singular values over their sum, in [1, min(n, d)] (Roy and Vetterli 2007).
 
-    Of the matrix as it is: centre a representation first. Raises Degenerate for a matrix of zeros.
+    The matrix is not centred here: centre a representation first. Raises Degenerate for a matrix of zeros.
 
     >>> round(effective_rank(torch.eye(3)), 12)
     3.0

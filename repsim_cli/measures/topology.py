@@ -64,9 +64,7 @@ def average_topology_divergence(
 ) -> float:
     """The mean, over subsets of the rows and both directions, of the summed lengths of the bars of the cross-barcode.
 
-    rows: in each subset; all rows where there are no more.
-    subsets: how many.
-    seed: that of their draws.
+    rows: of each subset, at most all. subsets: how many. seed: of their draws.
     """
     draw = np.random.default_rng(seed)
     chosen = (
@@ -96,7 +94,7 @@ def average_topology_divergence(
     ),
 )
 def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Measure:
-    """Total length of the bars that tell the rows' graph of short edges in x from that of short edges in x or y.
+    """Total length of the bars by which the graph of short edges in x differs from the graph of edges short in x or y.
 
     rows: rows per subset; all of them where there are no more.
     subsets: how many random subsets, the same for all layers; the value is their mean.

@@ -63,7 +63,7 @@ def match_by_values(a: Space, b: Space) -> Iterator[Coupling]:
 
 
 def take_quantiles(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
-    """The values of each row in order, as so many quantiles."""
+    """QUANTILES of the values of each row, in order."""
     return np.quantile(rows, np.linspace(0, 1, QUANTILES), axis=1).T
 
 

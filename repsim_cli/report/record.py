@@ -58,7 +58,8 @@ ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "override
 def record(folder: Path, among: int = 1, room: int = NUMBERS) -> dict[str, Any]:
     """A run as strict JSON. A run without results (failed, interrupted) only has its manifest.
 
-    among: runs of the page, which share its room, so many numbers. A run with more than its share has block means.
+    room: numbers that a page may hold. among: the runs of the page, which share that room; a run with more than its
+        share has block means.
     """
     manifest = read_manifest(folder)
     whole = mark_labels(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])

@@ -255,7 +255,7 @@ def use(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
 
 
 def _allow_open(locks: int) -> None:
-    """Raises the limit of open files, where possible, to so many locks and OTHER_FILES more."""
+    """Raises the limit of open files, where possible, to one for each of the locks and OTHER_FILES more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = locks + OTHER_FILES
     if resource.RLIM_INFINITY != soft < needed:

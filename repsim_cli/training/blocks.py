@@ -59,7 +59,7 @@ def freeze_blocks(backbone: nn.Module, is_frozen: Callable[[str], bool]) -> None
 
 
 def keep_first_blocks(config: Any, count: int) -> Any:
-    """A copy of the config with so many blocks. Raises BadInput where it has fewer."""
+    """A copy of the config with the first `count` blocks alone. Raises BadInput where it has fewer."""
     depth = getattr(config, "num_hidden_layers", 0)
     if count > depth:
         raise BadInput(f"blocks: more than the encoder has, got {count}; at most {depth}")

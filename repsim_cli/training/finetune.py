@@ -36,7 +36,7 @@ SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "se
 class EncoderRecipe:
     """How an encoder is trained with a head: AdamW, with a rate that rises linearly and then falls linearly to zero.
 
-    length: examples are cut to so many tokens.
+    length: tokens that are kept of an example, from the first.
     epochs: passes over the data, where `steps` is null.
     steps: how many steps of training; null: as many as `epochs` take.
     batch_size: examples per step.
@@ -58,7 +58,7 @@ class EncoderRecipe:
     device: str = "cpu"
 
     def total(self, examples: int) -> int:
-        """The number of steps that training takes on so many examples. Raises BadInput for a warm-up as long."""
+        """The number of steps that training takes on this number of examples. Raises BadInput for a warm-up as long."""
         steps = self.steps or math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
         check_warm_up(self.warm_up, steps)
         return steps

@@ -92,8 +92,7 @@ def finetuned(  # noqa: PLR0913 - keys of YAML
     tokenizer: with `config`, a folder, a hub id or the shipped word_pieces (texts become [CLS] a [SEP] b [SEP]); null:
         one of the config.vocab_size most frequent words of `train`.
     shared: with `config`, how the encoder that all seeds start from is trained; null: random weights under each seed.
-    blocks: the encoder is cut to so many blocks, from the first, before it is trained; 0: to its embeddings; null: it
-        is not.
+    blocks: how many of its first blocks the encoder keeps, before it is trained; 0: its embeddings alone; null: all.
     train: the labelled examples to train on.
     evaluate: the examples of the metrics accuracy, f1 (of two labels, of the second) and loss (nats). The models are
         trained again if these examples change.

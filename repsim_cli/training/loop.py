@@ -45,8 +45,8 @@ class Along:
 
     save(step) is called before the first step and after each, with the number of steps done; it may leave the model in
     eval mode. state: a file that is written from time to time, from which a training that was killed resumes; its steps
-    are yielded again, not done. at_once: it is written after multiples of so many steps, e.g. those of an epoch, where
-    `loss` remembers what it drew. progress: shows the steps, where a function makes them itself.
+    are yielded again, not done. at_once: the number of steps after every multiple of which it is written, e.g. those of
+    an epoch, where `loss` remembers what it drew. progress: shows the steps, where a function makes them itself.
     """
 
     save: Callable[[int], None] = keep_nothing

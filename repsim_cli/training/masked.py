@@ -18,7 +18,7 @@ from repsim_cli.training.trained import Metrics
 
 HIDDEN = 0.15  # of the tokens are predicted
 MASKED, REPLACED = 0.8, 0.1  # of these are [MASK], or a random token; the others stay
-HELD_OUT = 20  # every so many sequences
+HELD_OUT = 20  # one of this many sequences is held out
 
 
 def mark_tokenizer(where: str) -> Any:

@@ -60,8 +60,8 @@ class ImageRecipe:
     weight_decay: of all weights.
     label_smoothing: the share of the target that is spread over all labels.
     flip: half of the images, drawn anew in each epoch, are mirrored.
-    shift: images are moved by up to so many pixels in both directions, drawn anew in each epoch; what is uncovered has
-        the mean colour of CIFAR-10.
+    shift: the largest number of pixels that images are moved by, in both directions, drawn anew in each epoch; what is
+        uncovered has the mean colour of CIFAR-10.
     device: the torch device that the model is trained on.
     """
 

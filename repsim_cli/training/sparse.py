@@ -143,7 +143,7 @@ def _make_pruned_block(table: Architecture, backbone: nn.Module, layer: int) -> 
 
 
 def compute_removal_progress(step: int, removing: int) -> float:
-    """The share of all removals that is done after so many steps: 1 - (1 - x)^3, where x rises to 1 over `removing`."""
+    """The share of all removals that is done after `step` steps: 1 - (1 - x)^3, where x rises to 1 over `removing`."""
     return 1 - (1 - min(1.0, step / removing)) ** 3
 
 

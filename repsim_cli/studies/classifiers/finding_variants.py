@@ -32,7 +32,7 @@ class Variants:
     """What each variant of a training changes in a metric, task by task, against a variant with nothing changed.
 
     models: {TASK: {VARIANT: ENTRY}}, where an entry of `model` stands for all its seeds. Claims read the variants named
-        `top N` and `bottom N`, with so many of the last or first blocks frozen, and `first N`, with these blocks alone.
+        `top N` and `bottom N`, with the last or first N blocks frozen, and `first N`, with these blocks alone.
     reference: the variant that the others are compared with; every task has it.
     metric: of those that the models were saved with.
     """

@@ -95,7 +95,7 @@ def take_alive_directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"])
 def draw_mirrored(
     directions: Mapping[str, Float[Tensor, "m d"]], rows: Float[Tensor, "n d"], count: int, seed: int
 ) -> Iterator[dict[str, Float[Tensor, "m d"]]]:
-    """Draws the directions of a dictionary so many times as one of unrelated rows of the same covariance may have them:
+    """Draws, `count` times, the directions that a dictionary of unrelated rows of the same covariance may have:
     mirrored, all together, in principal axes of the rows that are chosen at random.
 
     Dictionaries follow large axes whatever else the rows hold, and mirrored ones keep that. An axis with a tenth of the

@@ -44,7 +44,7 @@ from repsim_cli.studies.dictionaries.compare import (
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
 
-HELD_OUT = 10  # one row of so many
+HELD_OUT = 10  # one row of this many is held out
 LEAST = 100  # rows
 MIRRORS = 19  # chance levels, of which none is reached in 0.05 of draws by chance
 GUESSED = ("mlp_pre", "mlp_post", "module:")  # layers whose width is known when they are read

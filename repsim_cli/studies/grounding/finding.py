@@ -275,8 +275,8 @@ def _draw_ranks_against_cost(table: Table) -> Any:
 def _label(
     axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], lines: Any, far: float = 1, **style: Any
 ) -> bool:
-    """Names a measure beside its mark, or so many times as far, at the end of a line, where its name meets no other
-    name, no mark and none of the lines; False where there is no room."""
+    """Names a measure beside its mark, or `far` times as far from it, at the end of a line, where its name meets no
+    other name, no mark and none of the lines; False where there is no room."""
     at, inside = (row["seconds per pair"], row["mean rank"]), axes.get_window_extent()
     marks = axes.transData.transform(np.transpose(_list_seconds_and_ranks(rows)))
     paths = [line.get_path().transformed(axes.transData) for line in lines]

@@ -249,8 +249,8 @@ def _list_measure_scores(each: Graded, labels: Sequence[str], left: int | None =
 
 
 class MeasureCost(NamedTuple):
-    """seconds: of a pair on a CPU thread, rows: on so many rows. needed: the fewest rows from which on it ranks
-    similarities as on all rows, None if it never does on fewer than all."""
+    """seconds: that a pair of layers takes on a CPU thread. rows: that it was timed on. needed: the fewest rows from
+    which on it ranks similarities as on all rows; None where no fewer than all do."""
 
     seconds: float
     rows: int

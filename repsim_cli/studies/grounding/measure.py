@@ -34,7 +34,7 @@ class GradedLayers:
     labels: Int[Tensor, " n"] | None = None
 
     def first(self, rows: int) -> "GradedLayers":
-        """Cuts all layers and labels to the first so many rows."""
+        """Cuts all layers and labels to the first `rows`."""
         return GradedLayers(
             names=self.names,
             rows=[x[:rows] for x in self.rows],
@@ -57,8 +57,8 @@ class GradedLayers:
 
 
 class PairCost(NamedTuple):
-    """The cost of so many pairs on so many rows. seconds: of CPU time per pair. rho: Spearman's, of the similarities on
-    these rows and those on all rows."""
+    """The cost of comparing. seconds: of CPU time per pair. rho: Spearman's, of the similarities on these rows and
+    those on all rows."""
 
     rows: int
     pairs: int
@@ -144,7 +144,8 @@ def _measure_wanted_pairs(
 def _measure_pair_costs(
     measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], seconds: float
 ) -> list[PairCost]:
-    """Measures the cost of a pair on all rows, on half of them, and so on, as long as the measure takes so few."""
+    """Measures the cost of a pair on all rows, on half of them, and so on, down to the fewest that the measure
+    takes."""
     one_by_one = isinstance(measure, Pairwise) and measure.compare_all is None
     computed = layers.wanted if one_by_one else torch.ones_like(layers.wanted)
     pairs = int((computed.triu() if measure.card.symmetric else computed).sum())

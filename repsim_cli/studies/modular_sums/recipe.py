@@ -33,7 +33,7 @@ class ModularRecipe:
         no average.
     train_share: the share of all pairs that is trained on.
     check: epochs between two looks at the validation rows.
-    patience: a stage ends after so many looks in a row at 100 % accuracy, and keeps its best look; null: it takes all
+    patience: looks in a row at 100 % accuracy after which a stage ends, and keeps its best look; null: it takes all
         epochs and keeps the last look.
     save: the epochs whose weights are kept as a series, counted over all stages; 0 is before the first; null: none.
     device: the torch device that the model is trained on.

@@ -103,7 +103,7 @@ Values = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # values, stan
 def _sample(
     run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], size: int, seed: int
 ) -> dict[str, Values]:
-    """Measures a sample of so many rows, by the measures that take so few, and have a value."""
+    """Measures a sample of `size` rows by the measures that take so small a sample and have a value."""
     extract = replace(comparison.extract, estimate="full", rows=size, at_most=["rows"])
     measures = dict(_select_suitable_measures(comparison, size))
     if not measures:

@@ -113,8 +113,8 @@ def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Pa
 
 
 def find_half_width(samples: int, level: float) -> float:
-    """Finds how many standard errors from so many samples an interval has to each side; of all rows by themselves as
-    many as a known error.
+    """Finds how many standard errors an interval extends to each side, where the error is from this number of samples;
+    from one, it is taken as known.
 
     >>> round(find_half_width(4, 0.95), 2), round(find_half_width(1, 0.95), 2)
     (3.18, 1.96)

@@ -60,7 +60,7 @@ def make_input_batch(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) 
 
 
 class Returned(NamedTuple):
-    """The form in which a block returns the stream: alone, or first in a tuple or list of so many things."""
+    """The form in which a block returns the stream: alone, or first in a tuple or list. count: of the things in it."""
 
     kind: Any
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it

@@ -68,9 +68,9 @@ class Stitching(Study):
 
     pairs: [[HEAD, TAIL], ...], by label; null: every model with every other.
     grid: the head's blocks up to every layer with the tail's blocks after every layer, not only after the same one.
-    evaluation: the last so many of extract.sequences are kept for evaluation: nothing is fitted on them, nor on their
-        documents, unless the text is one document; `auto`: 64, at most half of them where layers are fitted; null: all
-        of them, for stitch layers that are not fitted.
+    evaluation: how many of the last of extract.sequences are kept for evaluation: nothing is fitted on them, nor on
+        their documents, unless the text is one document; `auto`: 64, at most half of them where layers are fitted;
+        null: all of them, for stitch layers that are not fitted.
     baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
         (`random`), with the rows of every batch in random order (`shuffled`), or with noise about a centre for each
         right answer in place of its rows (`noise`); null: none.
@@ -339,7 +339,7 @@ class Stitching(Study):
         trim()
 
     def _describe(self, classifiers: bool, training: int, evaluated: int) -> dict[str, Any]:
-        """Says what figures need to know of the stitches, of which so many sequences are used."""
+        """Says what figures need to know of the stitches. training, evaluated: how many sequences."""
         trained = self.recipe.trained
         return {
             "layer": self.recipe.layer,

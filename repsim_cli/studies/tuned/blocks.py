@@ -152,7 +152,7 @@ def make_block_stacks(
 
 
 def make_unpadded_batches(sequences: Sequences, count: int, extract: Extract, hardware: Hardware) -> list[Sequences]:
-    """The first so many sequences in batches of equal length, which need no padding."""
+    """The first `count` sequences in batches of equal length, which need no padding."""
     some = sequences.take(slice(count))
     lengths = measure_lengths(find_used(some, extract))
     taken = [
@@ -164,7 +164,7 @@ def make_unpadded_batches(sequences: Sequences, count: int, extract: Extract, ha
 
 
 def estimate_batch_bytes(models: Iterable[Source], places: int) -> float:
-    """Estimates the bytes of a batch of so many places: the streams of three passes, the inputs of the first, and a
+    """Estimates the bytes of a batch of `places` tokens: the streams of three passes, the inputs of the first, and a
     block in float64."""
     models = list(models)
     streams = max(source.layers * source.width for source in models)

@@ -65,7 +65,8 @@ class Change:
         self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, layers: int, base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
-        """Adds rows of so many layers of the base and of the model, and the logits after these where both have any."""
+        """Adds the rows of `layers` layers of the base and of the model, and the logits after these where both have
+        any."""
         pairs = [compute_row_changes(x, y) for x, y in zip(base[:layers], tuned[:layers], strict=True)]
         for kind, values in zip((RELATIVE, COSINE), zip(*pairs, strict=True), strict=True):
             self._note(kind, torch.stack(values).float())

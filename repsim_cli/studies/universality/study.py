@@ -279,9 +279,9 @@ def _find_entry_seeds(where: str, entry: str, model: Mapping[str, AnySource]) ->
 
 
 def _check_seeds(sizes: Mapping[str, tuple[int, int]], margin: float, alpha: float) -> None:
-    """Raises BadInput where so many values, each corrected for the others, would seldom be shown to be the same, or
-    where nothing tells how models of a value vary. sizes: by value, the seeds of its base and its models; single models
-    have no such test."""
+    """Raises BadInput where values, each corrected for the number of the others, would seldom be shown to be the same,
+    or where nothing tells how models of a value vary. sizes: by value, the seeds of its base and its models; single
+    models have no such test."""
     tested = {where: size for where, size in sizes.items() if size != (1, 1)}
     for where, (seeds, models) in tested.items():
         if wanted := find_needed(seeds, models, len(tested), margin, alpha):

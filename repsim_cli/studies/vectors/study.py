@@ -288,8 +288,8 @@ class VectorMaps(StudyOfRows):
 
 
 def list_copies(layers: Sequence[Layer], pair: tuple[From, To], held_out: Int[np.ndarray, " k"]) -> Iterator[str]:
-    """Says of which layer so many held-out rows stand twice, there or among the fitted rows, that what maps keep of
-    them says little of new rows. pair: all rows of both layers."""
+    """Names the layers in which many held-out rows stand twice, there or among the fitted rows: what maps keep of such
+    rows says little of new ones. pair: all rows of both layers."""
     for layer, rows in zip(layers, pair, strict=True):
         _, which, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
         copies = int((counts[which.ravel()[held_out]] > 1).sum())
