@@ -51,8 +51,7 @@ RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fr
 
 
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
-    """Calls `note_unfit` where memory or disk do not suffice. memory(rows): the bytes of each part; None: those of
-    `estimate_comparison_memory`."""
+    """Calls `note_unfit` where memory or disk do not suffice. memory(rows): as `estimate_comparison_memory`."""
     needed = memory or (lambda rows: estimate_comparison_memory(comparison, rows))
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, count_rows_per_comparison(comparison), comparison.hardware, comparison.live, key=key)
@@ -81,8 +80,7 @@ def count_rows_per_comparison(comparison: Comparison) -> int:
 
 
 def estimate_comparison_memory(comparison: Comparison, rows: int) -> Bytes:
-    """The bytes of weights, activations of a forward batch, a batch of rows of the layers that are read together, and
-    Gram tiles."""
+    """Bytes of weights, activations of a forward batch, a batch of the layers that are read together, Gram tiles."""
     if (groups := group_layers_by_memory(comparison, rows)) is None:
         return _estimate_memory(comparison, rows)
     return _estimate_memory(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
@@ -155,8 +153,7 @@ def _is_row_a_document(comparison: Comparison) -> bool:
 
 
 def plan_batch(comparison: Comparison, rows: int, group: int | None = None) -> PlannedBatch:
-    """Plans a batch. group: the features of the layers that are in memory together; None: of all layers. Groups know no
-    level of chance."""
+    """Plans a batch. group: the features of the layers in memory; None: of all. Groups have no level of chance."""
     extract, significance = comparison.extract, comparison.significance
     widths = [layer.width for layer in comparison.layers]
     batches = 1 if extract.estimate == "full" else max(1, _count_extracted_rows(comparison) // max(rows, 1))
