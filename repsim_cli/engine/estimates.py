@@ -172,29 +172,18 @@ def estimate_all_pairs(
     undefined = Reasons(list(measures), wanted)
     means, seen, rows, notices = decode_state(state, undefined)
     summed = estimate == "ratio_of_sums"
+    shared: dict[str, Any] = {"names": names, "tile": tile, "lack": undefined.add}
+    sum_hsic = partial(compute_unnormalised_hsic, measures, **shared)
+    compute = partial(compute_all_pairs, measures, wanted=wanted, work=work, **shared)
     for batch in batches(seen):
         undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
         with file_warnings(notices, measures):
             if summed:
-                sums = compute_unnormalised_hsic(
-                    measures, batch, names, tile=tile, lack=undefined.add, documents=documents(seen)
-                )
+                sums = sum_hsic(batch, documents=documents(seen))
                 values = {(label,): hsic for label, hsic in sums.items()}
             else:
-                values = _observe(
-                    measures,
-                    batch,
-                    names,
-                    partial(statistics, seen),
-                    tile=tile,
-                    labels=labels(seen),
-                    wanted=wanted,
-                    work=work,
-                    batch=seen,
-                    lack=undefined.add,
-                    places=places(seen),
-                    documents=documents(seen),
-                )
+                here = {"labels": labels(seen), "places": places(seen), "documents": documents(seen)}
+                values = _observe(partial(compute, batch, batch=seen, **here), partial(statistics, seen))
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():
@@ -223,13 +212,10 @@ def estimate_all_pairs(
 
 
 def _observe(
-    measures: Mapping[str, Measure],
-    representations: Batch,
-    names: Sequence[str],
-    statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
-    **given: Any,
+    compute: Callable[..., dict[str, Matrix]], statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]]
 ) -> dict[Key, Tensor]:
-    """The values of one batch, and the statistics observed beside them. given: what else `compute_all_pairs` takes."""
+    """The values of one batch, and the statistics observed beside them. compute: `compute_all_pairs`, which takes what
+    observes."""
     observed: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
@@ -237,7 +223,7 @@ def _observe(
             more = {**prepared.details, **statistics(measure, prepared, values)}
         observed.update({(label, key): value for key, value in more.items()})
 
-    values = compute_all_pairs(measures, representations, names, observe=observe, **given)
+    values = compute(observe=observe)
     return {**{(label,): value for label, value in values.items()}, **observed}
 
 
