@@ -64,24 +64,11 @@ def measure_record(
     and listed.
     """
     readings, places, measure = comparison.readings, comparison.places, comparison.measures[label]
-    values = matrix.values.cpu().numpy()
-    beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
-    kept = np.ones(values.shape, bool) if comparison.wanted is None else comparison.wanted.numpy()
-    lacking = np.zeros(values.shape, bool)
-    for cell in matrix.undefined:
-        lacking[cell] = True
-    if not (np.isfinite(values) ^ lacking)[kept].all():
-        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
-    beside = {key: np.where(lacking, np.nan, part) for key, part in beside.items()}
-    everywhere = [part for key, part in beside.items() if key not in CORRECTED]
-    untested = np.isnan([values, *everywhere]).any(0) & ~lacking & kept
-    why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
-    if untested.any():
-        run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
+    kept = np.ones(matrix.values.shape, bool) if comparison.wanted is None else comparison.wanted.numpy()
+    arrays, why = _explain_gaps(run, label, matrix, extra, kept)
     symmetric, count = measure.card.symmetric, len(readings)
     pairs = [(i, j) for i in range(count) for j in range(i if symmetric else 0, count)]
     pairs = [(i, j) for i, j in pairs if kept[places[i], places[j]].any()]
-    arrays = {"values": values, **beside}
     together = {key: run.write_array(slug(label, key), x) for key, x in arrays.items()} if len(pairs) > APART else {}
     matrices = []
     for i, j in pairs:
@@ -108,6 +95,25 @@ def measure_record(
     sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
     measured = _record(run, label, measure, sampled, matrices, null)
     return replace(measured, estimate={**measured.estimate, "pairs": comparison.pairs_of(measure)})
+
+
+def _explain_gaps(
+    run: Run, label: str, matrix: SimilarityMatrix, extra: Mapping[str, Any], kept: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[tuple[int, int], str]]:
+    """The arrays of a measure, NaN beside cells without a value, and why cells lack a value or a test, of which the run
+    warns. kept: the cells that are written."""
+    values, lacking = matrix.values.cpu().numpy(), np.zeros(matrix.values.shape, bool)
+    for cell in matrix.undefined:
+        lacking[cell] = True
+    if not (np.isfinite(values) ^ lacking)[kept].all():
+        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+    beside = {key: np.where(lacking, np.nan, np.asarray(part)) for key, part in extra.items() if part is not None}
+    everywhere = [part for key, part in beside.items() if key not in CORRECTED]
+    untested = np.isnan([values, *everywhere]).any(0) & ~lacking & kept
+    if untested.any():
+        run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
+    why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
+    return {"values": values, **beside}, why
 
 
 def list_undefined(
