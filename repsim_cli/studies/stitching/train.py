@@ -229,7 +229,7 @@ class _Trained:
         return cls(layer, torch.optim.SGD(layer.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True))
 
     def finish(self, chance: float, steps: int) -> StitchFit:
-        """What came of it, where a training that ended above chance or without finite weights diverged too."""
+        """The layer with its losses; a training that ended above chance, or without finite weights, diverged too."""
         if self.diverged is None:
             self.diverged = _find_divergence(self.losses, chance)
         if self.diverged is None and not all(torch.isfinite(weights).all() for weights in self.layer.parameters()):
