@@ -192,7 +192,7 @@ def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within
 
 @pytest.mark.parametrize("known", [{"scatter": 0.04}, {"scatter": 1e-5, "closest": 0.04}])
 def test_chance_reaches_as_far_as_the_drawn_documents_say(known):
-    """Of few documents of other lengths pairings hardly differ: 0.002 of t with 11 degrees of freedom are beyond
+    """Pairings of few documents of other lengths hardly differ: 0.002 of t with 11 degrees of freedom are beyond
     3.633."""
     for spread in (1e-4, None):
         assert "chance at most 0.15" in say([[0.14]], chance=0.001, spread=spread, documents=12, **known)[0]
