@@ -181,8 +181,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """columns: their names. rows: each with a cell per column: text, a number that is finite, a truth value or None.
-    analysis: which made it."""
+    """columns: their names. rows: by row, text, finite numbers, truth values or None. analysis: which made it."""
 
     columns: list[str]
     rows: list[list[Any]]
