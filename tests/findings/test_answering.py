@@ -93,7 +93,7 @@ def test_best_matches_of_noise_are_not_named():
 
 
 def test_the_closest_layers_are_among_those_that_are_named():
-    """Of the closest layers of planted values some are missed in 5 of 100 draws at most, and few others are named."""
+    """Planted closest layers are missed in 5 of 100 draws at most, and few others are named."""
     rng = np.random.default_rng(0)
     means = 0.5 - 0.03 * np.abs(np.arange(12)[:, None] - np.arange(12))
     missed, named = 0, []
