@@ -9,13 +9,20 @@ DECADES = 100  # steps are on a logarithmic axis where the last is this many tim
 
 
 def make_step_panel(steps: Sequence[int]) -> tuple[Any, Any]:
-    """A figure of one panel over steps, on a logarithmic axis where they span two decades or more, else on a linear
-    one: the figure and its axes."""
+    """A figure of one panel over steps: the figure and its axes."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=PANEL)
     panel = figure.subplots()
+    set_step_axis(panel, steps)
+    panel.grid(alpha=0.25, linewidth=0.5)
+    return figure, panel
+
+
+def set_step_axis(panel: Any, steps: Sequence[int]) -> None:
+    """Makes the x axis logarithmic where steps span two decades or more, else linear, and names it."""
+    from matplotlib.ticker import MaxNLocator
+
     logarithmic = max(steps) >= DECADES * min((step for step in steps if step > 0), default=1)
     if logarithmic:
         # the first steps may be 0 and 1: linear up to 1, logarithmic from there
@@ -28,5 +35,3 @@ def make_step_panel(steps: Sequence[int]) -> tuple[Any, Any]:
     aside = MARGIN * (ends[1] - ends[0])  # so that the first and the last mark are whole
     panel.set_xlim(*panel.transScale.inverted().transform([(ends[0] - aside, 0), (ends[1] + aside, 0)])[:, 0])
     panel.set_xlabel(f"step{' (logarithmic)' if logarithmic else ''}")
-    panel.grid(alpha=0.25, linewidth=0.5)
-    return figure, panel

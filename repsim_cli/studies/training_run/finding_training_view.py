@@ -12,6 +12,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.lines import mark_gaps
 from repsim_cli.figures.panels import list_models, set_headline
+from repsim_cli.figures.steps import set_step_axis
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -130,8 +131,7 @@ def _draw_training_view(table: Table, measure: str) -> Any:
             panel.plot(x, y, color=colour, linewidth=1, marker="o", markersize=3.5, label=model)
         panel.set_xlabel(name)
         panel.grid(alpha=0.25, linewidth=0.5)
-    panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
-    panels[0].set_xlim(0)
+    set_step_axis(panels[0], [row[2] for row in rows])
     panels[0].set_ylabel(table.columns[3], fontsize=8)
     said = f"{list_models(models)}: {measure} between layers, beside how good the model is"
     set_headline(figure, said, "mean over the pairs of layers of each checkpoint")
