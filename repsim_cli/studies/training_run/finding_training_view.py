@@ -12,8 +12,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import add_legend_beside, choose_shades
 from repsim_cli.figures.lines import mark_gaps
 from repsim_cli.figures.panels import list_models, set_headline
-from repsim_cli.figures.steps import set_step_axis
-from repsim_cli.figures.steps import PANEL
+from repsim_cli.figures.steps import PANEL, set_step_axis
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
