@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repsim_cli.base import signals
-from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import expand_path
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.files import expand_path, explain
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
@@ -70,6 +70,8 @@ def compare_command(parsed: argparse.Namespace) -> int:
                 checked = choose_sample(make, target, tell=tell, progress=Bar())
                 tell(plan_in_short(checked.plan()))
             status, folder = perform(RunJob(checked, place, words), Watching)
+    except OSError as error:  # of a run that had started
+        raise RunFailed(explain(error)) from error
     finally:
         results.drop_empty(place)
     if folder is None:  # it failed, or is complete already

@@ -141,7 +141,7 @@ def _open_run(job: RunJob) -> results.Run | None:
         study=keys.study,
         seed=keys.seed,
         command=read_command(),
-        overrides=list(job.words),
+        overrides=[word for word in job.words if not word.startswith("resume=")],  # it is of no run before
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from repsim_cli.base.plain import slug
+from repsim_cli.base.plain import escape, slug
 from repsim_cli.figures.layout import find_available_width
 from repsim_cli.figures.texts import fold_lines
 from repsim_cli.runs.content import ON
@@ -84,13 +84,17 @@ def set_headline(figure: Any, *lines: str) -> None:
 
 
 def list_models(models: Sequence[str]) -> str:
-    """Names models for a title, or counts them where they are many: one that read several columns is one.
+    r"""Names models for a title, or counts them where they are many: one that read several columns is one. A line break
+    in a label ends no line.
 
     >>> list_models(["a"]), list_models(["a", "b", "c"]), list_models("abcde")
     ('a', 'a, b and c', '5 models')
+    >>> print(list_models(["a\nb"]))
+    a\nb
     >>> list_models(["a on de", "a on en", "b on de", "b on en"])
     'a and b on 2 columns'
     """
+    models = [*map(escape, models)]
     if len(models) <= 3:
         return " and ".join(filter(None, [", ".join(models[:-1]), models[-1]]))
     read = [model.rsplit(ON, 1) for model in models]

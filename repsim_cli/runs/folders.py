@@ -4,6 +4,7 @@ import glob
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from repsim_cli.runs.reader import (
 )
 from repsim_cli.runs.results import check_links_inside, find_outputs_root, list_config_differences
 
+AHEAD = timedelta(minutes=1)  # of the clock of another machine, which is no fault
 log = logging.getLogger("repsim")
 
 
@@ -68,6 +70,7 @@ def find(run: str, root: Path | None = None, *, key: str = "RUN") -> Path:
         _refuse_other_folder(run, key)
         raise BadInput(f"{key}: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
     if run == "latest":
+        _warn_of_a_clock(known[-1])
         return check_links_inside(known[-1])
     names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
     matching = [folder for folder in known if run in names[folder]]
@@ -77,6 +80,13 @@ def find(run: str, root: Path | None = None, *, key: str = "RUN") -> Path:
         hint = hint if len(hint) < 300 else "see repsim list run"
         raise BadInput(f"{key}: no such run in {root}, got '{run}'; {hint}")
     return check_links_inside(matching[-1])
+
+
+def _warn_of_a_clock(newest: Path) -> None:
+    """Warns where the newest run began after now, by a clock that was set back since: runs from now on are before it."""
+    started = read_manifest(newest)["started"]
+    if datetime.fromisoformat(started) > datetime.now(UTC) + AHEAD:
+        log.warning("latest: %s began at %s, after now by this clock; name the run that you mean", newest, started)
 
 
 def _refuse_other_folder(run: str, key: str) -> None:

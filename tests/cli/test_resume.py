@@ -197,6 +197,7 @@ def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
     assert [reader.read_manifest(f)["seed"] for f in runs] == [1, 0]
     assert runs[0] == folder
     assert {reader.read_manifest(f)["status"] for f in runs} == {"complete"}
+    assert not [f for f in runs if "resume=latest" in reader.read_manifest(f)["overrides"]]  # they differ by their seed
 
 
 def test_from_repeats_a_run(repsim, newest):
@@ -268,6 +269,8 @@ def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch
     assert err.splitlines()[-1] == f"error: {told}"
     manifest = reader.read_manifest(folder)
     assert (manifest["status"], manifest["error"]) == ("failed", told)
+    code, _, err = repsim("compare", "tiny_a", "tiny_b", "--set", "extract.sequences=4")
+    assert (code, err.splitlines()[-1]) == (1, f"error: {told}".replace(str(folder), str(newest())))
     monkeypatch.setattr(results.Run, "write_array", original)
     assert repsim("run", "-q", *SMALL, "resume=latest")[0] == 0
     assert reader.read_manifest(folder)["status"] == "complete"

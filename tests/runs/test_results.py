@@ -84,12 +84,20 @@ def test_writes_are_whole_or_absent(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_finding_runs(tmp_path):
+def test_finding_runs(tmp_path, caplog):
     for number, name in enumerate(("alpha", "beta", "alpha")):
         run = created(tmp_path / "2026-01-01" / f"0{number}-{name}", name)
         run.manifest["started"] = f"2026-01-01T00:00:0{number}+00:00"
         run.save_manifest()
     assert folders.find("latest", tmp_path).name == "02-alpha"
+    assert "latest" not in caplog.text
+    run.manifest["started"] = "2999-01-01T00:00:00+00:00"
+    run.save_manifest()
+    assert folders.find("latest", tmp_path).name == "02-alpha"
+    assert (
+        "02-alpha began at 2999-01-01T00:00:00+00:00, after now by this clock; name the run that you mean"
+        in caplog.text
+    )
     assert folders.find("alpha", tmp_path).name == "02-alpha"
     assert folders.find("00-alpha", tmp_path).name == "00-alpha"
     assert folders.find("2026-01-01/01-beta", tmp_path).name == "01-beta"
