@@ -83,7 +83,7 @@ def find(run: str, root: Path | None = None, *, key: str = "RUN") -> Path:
 
 
 def _warn_of_a_clock(newest: Path) -> None:
-    """Warns where the newest run began after now, by a clock that was set back since: runs from now on are before it."""
+    """Warns where the newest run began after now, by a clock that was set back since."""
     started = read_manifest(newest)["started"]
     if datetime.fromisoformat(started) > datetime.now(UTC) + AHEAD:
         log.warning("latest: %s began at %s, after now by this clock; name the run that you mean", newest, started)
