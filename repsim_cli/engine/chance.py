@@ -24,11 +24,13 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds, has_rows, permute_rows
 from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix, Products
+from repsim_cli.measures.nearest import NearestRows
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
 FEWEST = 4  # of these, of measures that are not slow: the spread of fewer is hardly known
 ROUNDING = 1e-6  # of the values: random pairings that differ by less are one pairing, whose spread is not known
 SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
+TIED = 2  # orders in which the nearest of equally near rows are found anew
 # statistics of a batch; KNOWN: 1 where it has a level of chance
 EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apart", "pairings", "chance known"
 
@@ -68,10 +70,12 @@ def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: 
 
 def _draw(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool) -> Tensor:
     """Computes the values of these layers under each order. Beside an exact mean, as that is of: lists of neighbours
-    are kept, and each order moves one layer."""
+    are kept, unless the index decides among many, and each order moves one layer."""
     if known_mean and isinstance(prepared, PreparedProducts):
         return permute_sampled(prepared, some, orders)
     if known_mean and isinstance(prepared, PreparedStates) and prepared.measure.overlap is not None:
+        if any(_is_crowded(prepared.states[a]) for a in some):
+            return permute_pairs(_select_prepared(prepared, some), orders)
         lists = [prepared.measure.overlap(prepared.states[a]) for a in some]
         return count_overlaps(lists, orders) / lists[0].numel()
     return permute_pairs(_select_prepared(prepared, some), orders)
@@ -113,7 +117,41 @@ def compute_exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
         return None
     lists = [prepared.measure.overlap(state) for state in prepared.states]
     places = index_row_places(here, len(lists), lists[0].device)
-    return None if places is None else compute_mean_overlap(lists, places) / lists[0].numel()
+    if places is None:
+        return None
+    return _add_shared_ties(compute_mean_overlap(lists, places) / lists[0].numel(), prepared, here)
+
+
+def _add_shared_ties(mean: Matrix, prepared: PreparedStates, here: Exchange) -> Matrix:
+    """Adds to the mean of lists that are kept what layers share since equally near rows go by index in both: of a few
+    layers whose neighbours are found anew in another order."""
+    measure, states = prepared.measure, prepared.states
+    crowded = [a for a, state in enumerate(states) if _is_crowded(state)]
+    if len(crowded) < 2 or measure.compare_all is None:
+        return mean
+    moved = sorted({crowded[place] for place in np.linspace(0, len(crowded) - 1, SAMPLED).round().astype(int)})
+    more = torch.zeros(len(crowded), len(moved), dtype=torch.float64)
+    for order in (torch.from_numpy(draw_derangement(here, [number])) for number in range(TIED)):
+        kept = [order.argsort().int()[states[a].lists[:, order].long().cpu()] for a in moved]
+        same = [states[a]._replace(lists=each.to(states[a].lists)) for a, each in zip(moved, kept, strict=True)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeasureWarning)
+            again = [measure.permute(states[a], order) for a in moved]
+        rows = [states[a] for a in crowded]
+        more += (measure.compare_all(rows, again) - measure.compare_all(rows, same)).cpu() / TIED
+    # of layers that were not moved, what all have on average
+    each = torch.full((len(states), len(states)), float(more.mean()), dtype=torch.float64)
+    at_rows, at_columns = torch.tensor(crowded)[:, None], torch.tensor(moved)
+    each[at_rows, at_columns] = more
+    each[at_columns[:, None], at_rows[:, 0]] = more.T
+    both = torch.zeros(len(states), dtype=torch.bool)
+    both[crowded] = True
+    return mean + each.where(both[:, None] & both, 0.0)
+
+
+def _is_crowded(state: Any) -> bool:
+    """Tells whether the index decides among the nearest rows of many rows."""
+    return isinstance(state, NearestRows) and state.crowded
 
 
 def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:

@@ -48,8 +48,9 @@ class NearestRows(NamedTuple):
     """The k nearest rows of every row, nearest first.
 
     similarities: of these rows. mutual: whether they have this row among their k nearest. units: all rows, of norm 1.
-    tied: whether some of them, or the next one, are equally near, so that the index decides. documents: of the rows,
-    where neighbours are of other documents alone.
+    tied: whether some of them, or the next one, are equally near, so that the index decides. crowded: whether it does
+    for the last place of many rows, as in other such layers. documents: of the rows, where neighbours are of other
+    documents alone.
     """
 
     lists: Int[Tensor, "k n"]
@@ -58,6 +59,7 @@ class NearestRows(NamedTuple):
     units: Float[Tensor, "n d"]
     tied: bool = False
     documents: Documents | None = None
+    crowded: bool = False
 
 
 def normalise_centred_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -148,7 +150,8 @@ def find_neighbours_and_ties(
     every = torch.arange(len(x), device=x.device)
     places = lists[:, :k].T.contiguous()
     mutual = torch.stack([(places[:, there] == every).any(0) for there in places])
-    found = NearestRows(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
+    similarities, crowded = values[:, :k].T.contiguous(), tied > _MANY_TIES * len(x)
+    found = NearestRows(places.int(), similarities, mutual, units, any_tie, documents, crowded)
     return found, count_rounded(near, k, x), tied
 
 
