@@ -245,11 +245,12 @@ def _draw_pair_map(
     models = matrix.rows.model, matrix.columns.model
     level = find_chance_mark(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
     drawn = DrawnMap(values, p, score, level)
-    line = find_closest_columns(values, measured.larger_is_closer) if models[0] != models[1] else []
-    written = values.size <= WRITTEN
+    line, written = [], values.size <= WRITTEN
     seen = f"{models[0]}: how alike its layers are"
-    if line:
+    if models[0] != models[1]:
         seen = _say_seen(run, measured, models, down, across, values)
+    if models[0] != models[1] and not _judge_pair(run, measured, models):
+        line = find_closest_columns(values, measured.larger_is_closer)
         seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
     figure, axes = _draw_measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
     draw_path(axes, line, outlined=written)
@@ -272,12 +273,18 @@ def _say_seen(
     """Says which layers of two models answer to each other, or that chance would give as much. values: of these rows
     and columns."""
     closest = find_closest_columns(values, measured.larger_is_closer)
-    found, near = find_both_directions(measured, run.array, *models), None
-    if found and (by_chance := judge_chance(measured, found[0])):
+    if by_chance := _judge_pair(run, measured, models):
         return f"{models[0]} and {models[1]} {by_chance}"
+    found, near = find_both_directions(measured, run.array, *models), None
     if found and (least := find_least_lead(measured, found[0], len(rows))) is not None:
         near = find_near_columns(values, measured.larger_is_closer, least)
     return say_closest(models, rows, columns, closest, near)
+
+
+def _judge_pair(run: Finished, measured: Measured, models: tuple[str, str]) -> str:
+    """Says whether two models have nothing in common beyond chance; empty where they have, or that is not known."""
+    found = find_both_directions(measured, run.array, *models)
+    return judge_chance(measured, found[0]) if found else ""
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}
