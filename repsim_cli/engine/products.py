@@ -80,8 +80,8 @@ def prepare_inner_products(
     at_place = {kernel: [a if a in made[kernel] else stand for a in range(count)] for kernel, stand in stands.items()}
     states = {kernel: [made[kernel][a] for a in at] for kernel, at in at_place.items()}
     grams = [x for x in representations if isinstance(x, Grams)]
-    last = representations[-1]
-    dtype = torch.float32 if isinstance(last, Grams) else torch.promote_types(last.dtype, torch.float32)
+    fine = all(isinstance(x, Tensor) and x.dtype == torch.float64 for x in representations)
+    dtype = torch.float64 if fine else torch.float32  # whose rounding passes for nothing
     wanted, means = [(measure.row, measure.column) for measure in inner.values()], {}
     if grams:
         kernels = [kernel for kernel, _ in wanted if isinstance(kernel, Kernel)]  # all: others cannot be in files
