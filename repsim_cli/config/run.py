@@ -104,6 +104,9 @@ class RunKeys(BaseModel):
     hardware: Fields
 
 
+OF_RUNS = ("significance", "hardware")  # groups of which runs of studies that take none read some settings, too
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
@@ -207,6 +210,8 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     for name, make in groups.items():
         if name in wanted:
             bound[name] = make()
+        elif name in OF_RUNS:
+            make()
     if unreached and not plain["dry_run"]:
         problems += say_unreachable(unreached, plain["model"], str(plain.get("name")))
     check = partial(check_arguments, problems, "options", study.function, plain["options"], {*groups, *ROLES})

@@ -165,6 +165,10 @@ VALUES = {
     "+options.couplings.restarts": [1000000],
     "+options.neighbours.perplexity": ["inf"],
 }
+CONFIGS |= {  # of a study that takes none of the group
+    f"{word} of tables": ["study=architecture", word]
+    for word in ("significance.level=nan", "significance.alpha=-1", "hardware.batch_size=-1", "hardware.memory_gb=nan")
+}
 for key, values in VALUES.items():
     start = ["study=views", "extract.estimate=full"] if key.startswith("+options") else []
     start += [f"measure=[{key.split('.')[1]}]"] if key.startswith("measure") else []
