@@ -114,6 +114,11 @@ def find_weight_files(path: Path) -> list[Path]:
             )
         if others and any(path.glob("model-*-of-*.safetensors")):
             raise BadInput(f"path: no {index.name} beside the files of weights, got '{path}'; copy it too")
+        if others:
+            raise BadInput(
+                f"path: no {missing[0]} in it, got {others[0]} in '{path}'; rename it if it holds the weights in the "
+                "transformers format"
+            )
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
         try:

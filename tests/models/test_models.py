@@ -134,7 +134,10 @@ def test_folders_that_lack_something(tiny_folder, tmp_path):
     (folder / "model.safetensors").write_bytes(weights[:-100])
     with pytest.raises(BadInput, match="path: model.safetensors is not a complete safetensors file.*copy it again"):
         transformers(path=str(folder))
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.raises(BadInput, match="path: no model.safetensors in it, got weights.safetensors in .*; rename it if"):
+        transformers(path=str(folder))
+    (folder / "weights.safetensors").unlink()
     with pytest.raises(BadInput, match="path: no model.safetensors in it, got .*; give a folder with weights"):
         transformers(path=str(folder))
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
