@@ -43,6 +43,6 @@ def test_all_that_reads_a_run_folder_reads_it(study, repsim, tmp_path):
     code, out, err = repsim("diff", run, other)
     if study == "similarity":
         assert code == 0, err
-        assert out.count("largest         0 (0 se)   mean         0 (median 0 se)") == 6
+        assert out.count("largest         0 (0 se)   mean size         0 (median 0 se)") == 6
     else:
         assert "share no measure" in err
