@@ -164,7 +164,7 @@ def register_data(name: str) -> Callable[[Function], Function]:
         @wraps(function)
         def make(**settings: Any) -> Any:
             made = function(**settings)
-            documents: Any = getattr(made, "documents", None)
+            documents: Callable[[], Iterable[Any]] | None = getattr(made, "documents", None)
             return replace(made, documents=partial(_give_texts, name, documents)) if callable(documents) else made
 
         add(make if callable(function) else function)
