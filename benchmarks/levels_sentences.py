@@ -46,11 +46,12 @@ UNEVEN = (40, 3, 80, 12, 7, 22, 15, 60, 5, 9, 33, 18)  # rows of documents
 Model = dict[str, np.ndarray]
 
 
-def say(models: tuple[Model, Model], documents: np.ndarray, names: Sequence[str]) -> dict[str, str]:
-    """Says what the answer says of two models by each measure alone."""
+def say(models: tuple[Model, Model], documents: np.ndarray, names: Sequence[str], batch: int = 0) -> dict[str, str]:
+    """Says what the answer says of two models by each measure alone. batch: rows of each batch; 0: one sample."""
+    rows = {"extract.estimate": "per_batch", "extract.batch_rows": batch} if batch else {"extract.estimate": "full"}
     found = repsim_cli.compare(
         dict(zip("ab", models, strict=True)), documents=documents.tolist(), measures=[*names],
-        settings={"extract.estimate": "full", "cache": False},
+        settings={**rows, "cache": False},
     )  # fmt: skip
     whole, read = reader.read_results(found.folder), partial(reader.read_array, found.folder)
     alone = {measured.name: replace(whole, measures=[measured]) for measured in whole.measures}
@@ -69,9 +70,24 @@ def find_depth(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
             own[i] = 0.9 * own[i - 1] + 0.19**0.5 * own[i]
         return {f"layer {i}": stream + own[i] for i in range(layers)}
 
-    said = say((model(), model()), documents, (*NAMES, *LEFT_OUT))
+    return find_differences(say((model(), model()), documents, (*NAMES, *LEFT_OUT)))
+
+
+def find_differences(said: dict[str, str]) -> dict[str, bool]:
+    """Finds the measures by which some layers are said to be more alike than others."""
     words = MORE, LESS, MOST_ALIKE, ACROSS, "closer to another layer"
     return {name: any(word in of for word in words) for name, of in said.items()}
+
+
+def find_depth_in_batches(layers: int, batches: int, rng: Rng) -> dict[str, bool]:
+    """Finds the same of layers that share nothing but what all do, of few batches of 100 independent rows."""
+    count = 100 * batches
+    shared = rng.normal(size=(count, 12))
+
+    def model() -> Model:
+        return {f"layer {i}": shared + 1.2 * rng.normal(size=shared.shape) for i in range(layers)}
+
+    return find_differences(say((model(), model()), np.arange(count), NAMES, batch=100))
 
 
 def find_trend(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
@@ -163,6 +179,12 @@ PROMISES: list[Promise] = [
         for odd in ODD
         for name in ("cka_unbiased", "mutual_knn", "rsa")
         if odd != "80 % of the rows are 0" or name != "rsa"  # which has no value of rows without variance
+    ),
+    *(
+        Promise(DEPTH, f"{layers} layers each, {batches} batches of 100 rows; {name}", "level", 0.05, 100, draw, name)
+        for layers, batches in ((4, 2), (8, 2), (8, 4))
+        for draw in [partial(find_depth_in_batches, layers, batches)]
+        for name in NAMES
     ),
     *(promise for shape in ((4, 200, 1), (12, 20, 10)) for promise in of_depth(*shape)),
 ]  # fmt: skip

@@ -5,7 +5,15 @@ import pytest
 import scipy
 
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.sentences import BEYOND, BLIND, NOTHING, UNJUDGED, choose_digits, say_how_alike
+from repsim_cli.findings.sentences import (
+    BEYOND,
+    BLIND,
+    NOTHING,
+    UNJUDGED,
+    choose_digits,
+    compare_with_median,
+    say_how_alike,
+)
 from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results, Side
 
@@ -188,6 +196,15 @@ def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within
     """One pair and eight pairings of known mean: 0.002 of t with 8 degrees of freedom are beyond 3.991."""
     assert say([[beyond]], larger=larger, chance=chance, spread=0.03)[0].endswith(said)
     assert NOTHING in say([[within]], larger=larger, chance=chance, spread=0.03)[0]
+
+
+def test_errors_over_few_batches_are_larger_than_most_of_their_estimates():
+    """Standard deviations of two normal values are 0.67 of the true one in the median, of eight 0.95."""
+    rng = np.random.default_rng(0)
+    for batches in (2, 3, 8):
+        estimates = rng.normal(size=(20_000, batches)).std(1, ddof=1)
+        assert np.median(estimates) * compare_with_median(batches - 1) == pytest.approx(1, abs=0.03)
+    assert compare_with_median(0) == 1
 
 
 @pytest.mark.parametrize("known", [{"scatter": 0.04}, {"scatter": 1e-5, "closest": 0.04}])
