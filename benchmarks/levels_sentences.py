@@ -177,8 +177,8 @@ PROMISES: list[Promise] = [
             partial(says_more, 4, 200, 1, name, odd=odd),
         )
         for odd in ODD
-        for name in ("cka_unbiased", "mutual_knn", "rsa")
-        if odd != "80 % of the rows are 0" or name != "rsa"  # which has no value of rows without variance
+        for name in ("cka_unbiased", "mutual_knn", "rsa", "procrustes")
+        if odd != "80 % of the rows are 0" or name in ("cka_unbiased", "mutual_knn")  # RSA has no value of such rows
     ),
     *(
         Promise(DEPTH, f"{layers} layers each, {batches} batches of 100 rows; {name}", "level", 0.05, 100, draw, name)

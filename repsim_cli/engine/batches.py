@@ -26,7 +26,7 @@ def make_batches_observer(label: str, documents: Callable[[int], np.ndarray], se
     """Makes what observes by layer, in random directions, the mean over the documents of a batch, its square, and the
     variance of means of that number of documents. label: of a measure. documents(batch): of its rows."""
 
-    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
+    def observe(batch: int, representations: Any, *_values: Any) -> Mapping[Key, Tensor]:
         _, of, sizes = np.unique(documents(batch), return_inverse=True, return_counts=True)
         count, found = len(sizes), []
         if count < 2:

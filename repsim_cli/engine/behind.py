@@ -59,7 +59,7 @@ def keep_rows_behind(
     with open_units(run, "rows", {"rows": unit}) as (known, keep):
         kept, observed = dict(known.get("rows", {})), False
 
-        def observe(batch: int, representations: Any) -> Mapping[Any, Tensor]:
+        def observe(batch: int, representations: Any, *_: Any) -> Mapping[Any, Tensor]:
             nonlocal observed
             observed = True
             if not batch and not kept and all(isinstance(x, Tensor) for x in representations):

@@ -68,7 +68,7 @@ def check_estimate(measure: Measure, estimate: str) -> None:
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
-Beside = Callable[[int, Any], Mapping[Key, Tensor]]  # of a Batch; significance has Tensors alone
+Beside = Callable[[int, Any, Mapping[Key, Tensor]], Mapping[Key, Tensor]]  # of a Batch and of its values
 State = dict[str, Tensor]
 Notices = dict[str, list[str]]  # by the label of a measure
 
@@ -158,8 +158,8 @@ def estimate_all_pairs(
     estimate: `full`: one batch. `per_batch`: the mean of the batches' values, with its standard error.
         `ratio_of_sums`: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, then normalised.
     labels(batch): a class code per row, for measures that need them.
-    statistics(batch, measure, prepared, values), beside(batch, representations): further values, averaged over the
-        batches that have them.
+    statistics(batch, measure, prepared, values), beside(batch, representations, values): further values, averaged over
+        the batches that have them.
     each(batch, values): called after every batch.
     save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
     wanted: as in `compute_all_pairs`. A cell that has no value in a batch has none: the matrices say why.
@@ -184,7 +184,7 @@ def estimate_all_pairs(
             else:
                 here = {"labels": labels(seen), "places": places(seen), "documents": documents(seen)}
                 values = _observe(partial(compute, batch, batch=seen, **here), partial(statistics, seen))
-                values |= beside(seen, batch)
+                values |= beside(seen, batch, values)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():
             means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())

@@ -63,7 +63,7 @@ def make_floor_observer(
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
     device, width = comparison.hardware.device, compute_median_width(comparison)
 
-    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
+    def observe(batch: int, representations: Any, *_: Any) -> Mapping[Key, Tensor]:
         found: dict[Key, Tensor] = {}
         if batch >= BATCHES:
             return found
@@ -81,7 +81,8 @@ def make_floor_observer(
 
 def combine_observers(parts: Sequence[Beside | None]) -> Beside:
     """Observes what all of these do."""
-    return lambda batch, rows: {k: v for part in parts if part is not None for k, v in part(batch, rows).items()}
+    given = [part for part in parts if part is not None]
+    return lambda *batch: {key: value for part in given for key, value in part(*batch).items()}
 
 
 def _average_both_directions(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, Any]) -> Tensor | None:

@@ -5,12 +5,12 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
@@ -18,7 +18,14 @@ from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, estimate_pairs_cost
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.pairs import compute_all_pairs
-from repsim_cli.engine.scatter import MOST, SCATTER, choose_clusters, choose_layers, describe_scatter
+from repsim_cli.engine.scatter import (
+    MOST,
+    SCATTER,
+    choose_clusters,
+    choose_layers,
+    describe_scatter,
+    find_closest_layers,
+)
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 
@@ -35,17 +42,43 @@ def make_left_out_observer(comparison: Comparison, labels: Callable[[int], Tenso
     if not (measures := find_left_out_measures(comparison)):
         return None
 
-    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
-        documents = comparison.documents[comparison.numbers(batch)]
-        given = {
-            "tile": comparison.hardware.tile,
-            "labels": labels(batch),
-            "apart": comparison.documents_apart(batch),
-            "wanted": comparison.wanted,
+    def observe(batch: int, representations: Any, values: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        closest = {
+            label: find_closest_layers(
+                values[label,] if measure.card.larger_is_closer else -values[label,], comparison.places
+            )
+            for label, measure in measures.items()
         }
-        return measure_left_out(measures, representations, documents, **given)
+        return measure_left_out(
+            measures,
+            representations,
+            comparison.documents[comparison.numbers(batch)],
+            Asked(list_spread_pairs(len(representations), comparison.wanted), closest),
+            tile=comparison.hardware.tile,
+            labels=labels(batch),
+            apart=comparison.documents_apart(batch),
+        )
 
     return observe
+
+
+class Asked(NamedTuple):
+    """Pairs of layers whose values are computed without each group of documents. spread: those that say how far values
+    lie apart. closest: by measure, the closest layers of every two models, which have an error of their own."""
+
+    spread: Sequence[tuple[int, int]]
+    closest: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({})
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All of them, once each."""
+        return list(dict.fromkeys([*self.spread, *(pair for pairs in self.closest.values() for pair in pairs)]))
+
+
+def list_spread_pairs(count: int, wanted: Tensor | None = None) -> list[tuple[int, int]]:
+    """Lists pairs of a few of `count` layers. wanted: as in `compute_all_pairs`."""
+    pairs = combinations(choose_layers(count), 2)
+    return [pair for pair in pairs if wanted is None or bool(wanted[pair])]
 
 
 def find_left_out_measures(comparison: Comparison) -> dict[str, Measure]:
@@ -60,7 +93,8 @@ def find_left_out_measures(comparison: Comparison) -> dict[str, Measure]:
 def estimate_left_out_cost(comparison: Comparison, rows: int) -> Cost:
     """Estimates what leaving out groups of documents takes. rows: of the comparison."""
     places = choose_layers(len(comparison.layers))
-    widths, pairs = [comparison.layers[place].width for place in places], len(places) * (len(places) - 1) // 2
+    pairs = 1 + len(places) * (len(places) - 1) // 2
+    widths = [comparison.layers[place].width for place in (*places, 0, -1)]  # and about those of the closest layers
     some = min(rows, MOST)
     groups = _count_groups(some * max(widths), comparison.pairs * rows / some / pairs)
     measures = find_left_out_measures(comparison).values() if groups >= FEWEST else ()
@@ -71,11 +105,11 @@ def measure_left_out(
     measures: Mapping[str, Measure],
     representations: Sequence[Tensor],
     documents: np.ndarray,
+    asked: Asked,
     *,
     tile: int = 512,
     labels: Tensor | None = None,
     apart: Tensor | None = None,
-    wanted: Tensor | None = None,
 ) -> dict[Key, Tensor]:
     """Measures how far values of a few layers lie apart by the documents that were drawn, from the values without each
     group of neighbouring documents (the delete-a-group jackknife), which are centred on their own mean, as few rows
@@ -83,30 +117,34 @@ def measure_left_out(
     t is wider. Of more than MOST rows some documents stand for all. Empty for rows of too few documents, and without
     measures that take the rows that are left.
 
-    documents: of the rows. apart: likewise, where pairs of rows of one document are left out. wanted: as in
-    `compute_all_pairs`.
+    documents: of the rows. apart: likewise, where pairs of rows of one document are left out.
     """
-    places = choose_layers(len(representations))
-    layers, pairs = [representations[place] for place in places], len(places) * (len(places) - 1) // 2
+    if not (pairs := asked.pairs):
+        return {}
+    places = sorted({place for pair in pairs for place in pair})
+    layers = [representations[place] for place in places]
     share = 1.0
     if len(documents) > MOST:
         chosen = choose_clusters(documents, MOST / len(documents))
         if chosen.sum() < FEWEST:
             return {}
-        at = np.flatnonzero(chosen[np.unique(documents, return_inverse=True)[1]])
-        share, documents, rows = chosen.mean(), documents[at], torch.from_numpy(at)
+        kept = np.flatnonzero(chosen[np.unique(documents, return_inverse=True)[1]])
+        share, documents, rows = chosen.mean(), documents[kept], torch.from_numpy(kept)
         layers = [layer[rows.to(layer.device)] for layer in layers]
         labels, apart = (None if each is None else each[rows.to(each.device)] for each in (labels, apart))
     most = len(representations) * (len(representations) - 1) // 2 * len(representations[0]) / len(layers[0])
-    groups = divide_documents(documents, _count_groups(max(layer.numel() for layer in layers), most / pairs))
+    groups = divide_documents(
+        documents, _count_groups(max(layer.numel() for layer in layers), most / max(1, len(pairs)))
+    )
     sizes = np.bincount(groups)
     rest, shapes = len(groups) - int(sizes.max()), [tuple(layer.shape) for layer in layers]
     measures = {label: measure for label, measure in measures.items() if _takes_rows(measure, rest, shapes, labels)}
     if len(sizes) < FEWEST or not measures:
         return {}
-    between = ~torch.eye(len(places), dtype=torch.bool)
-    if wanted is not None:
-        between &= wanted[places][:, places]
+    at = {(a, b): (places.index(a), places.index(b)) for a, b in pairs}
+    between = torch.zeros(len(places), len(places), dtype=torch.bool)
+    for a, b in at.values():
+        between[a, b] = between[b, a] = True
     left = dict[str, list[Tensor]]()
     for group in range(len(sizes)):
         rows = torch.from_numpy(np.flatnonzero(groups != group)).to(layers[0].device)
@@ -122,12 +160,15 @@ def measure_left_out(
             left.setdefault(label, []).append(values.cpu())
     kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
     wide = _compare_with_normal(len(sizes) - 1) * math.sqrt(share)
-    found = {label: _describe_left_out(torch.stack(values), kept) for label, values in left.items()}
-    return {
-        (label, name): value * (wide if name == SCATTER else 1)
-        for label, some in found.items()
-        for name, value in some.items()
-    }
+    found = dict[Key, Tensor]()
+    for label, values in left.items():
+        stacked = torch.stack(values)
+        influence = kept * (stacked.mean(0) - stacked)
+        spread = {pair: influence[:, *at[pair]] for pair in asked.spread}
+        closest = [influence[:, *at[pair]] for pair in asked.closest.get(label, ())]
+        described = describe_scatter(spread, closest)
+        found |= {(label, name): value * (wide if name == SCATTER else 1) for name, value in described.items()}
+    return found
 
 
 def divide_documents(documents: np.ndarray, count: int) -> np.ndarray:
@@ -146,12 +187,6 @@ def _count_groups(cells: int, most: float) -> int:
     """Counts the groups that may be left out. cells: of the largest layer. most: leaving out this many takes as long as
     the map."""
     return GROUPS if cells <= SMALL else min(GROUPS, int(most))
-
-
-def _describe_left_out(left: Float[Tensor, "groups r r"], kept: Float[Tensor, "groups 1 1"]) -> dict[str, Tensor]:
-    """Describes the scatter of values without each group of documents. kept: the share of the rows that are left."""
-    influence = kept * (left.mean(0) - left)
-    return describe_scatter({(a, b): influence[:, a, b] for a, b in combinations(range(left.shape[1]), 2)})
 
 
 def _takes_left_out(measure: Measure) -> bool:

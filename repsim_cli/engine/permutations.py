@@ -71,7 +71,7 @@ def permute_ahead(
                 if name in entry.files or not len(exchanged.rows(batch)):
                     continue
                 try:
-                    values = null(batch, representations).get((label, "null"))
+                    values = null(batch, representations, {}).get((label, "null"))
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
                 if values is None:  # no two layers have a value

@@ -161,7 +161,7 @@ def draw_pairings(
     progress(steps, measure): iterates over the permutations of a measure in a batch, and shows the progress.
     """
 
-    def draw_batch(batch: int, representations: Sequence[Tensor]) -> dict[Key, Tensor]:
+    def draw_batch(batch: int, representations: Sequence[Tensor], *_: Any) -> dict[Key, Tensor]:
         values_by_key: dict[Key, Tensor] = {}
         rows = torch.from_numpy(segments.rows(batch))
         if not len(rows):

@@ -182,7 +182,7 @@ def make_rows_observer(labels: Iterable[str], rows: Callable[[int], np.ndarray],
     of its own. labels: of the measures. rows: the numbers of a batch's rows."""
     labels = list(labels)
 
-    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
+    def observe(batch: int, representations: Any, *_: Any) -> Mapping[Key, Tensor]:
         if batch >= BATCHES:
             return {}
         found = glance_at_rows(representations, len(rows(batch)), seed)

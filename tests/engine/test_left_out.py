@@ -5,7 +5,15 @@ import torch
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.engine.left_out import FEWEST, GROUPS, SMALL, divide_documents, measure_left_out
+from repsim_cli.engine.left_out import (
+    FEWEST,
+    GROUPS,
+    SMALL,
+    Asked,
+    divide_documents,
+    list_spread_pairs,
+    measure_left_out,
+)
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.scatter import MOST, SCATTER
 from repsim_cli.runs import reader
@@ -13,9 +21,10 @@ from repsim_cli.runs import reader
 NAMES = ("procrustes", "mean_cca", "linear_regression", "relative_l2", "ridge")
 
 
-def observe(layers, documents, names=NAMES, **given):
+def observe(layers, documents, names=NAMES, closest=None, **given):
     chosen = {name: measures.get(name) for name in names}
-    found = measure_left_out(chosen, layers, np.asarray(documents), **given)
+    asked = Asked(list_spread_pairs(len(layers)), closest or {})
+    found = measure_left_out(chosen, layers, np.asarray(documents), asked, **given)
     return {label: float(scatter) for (label, what), scatter in found.items() if what == SCATTER}
 
 
@@ -107,6 +116,20 @@ def test_a_run_concludes_by_it_but_for_measures_of_single_rows():
     found = repsim_cli.compare(models, measures=names[:1], settings=without)
     (measured,) = reader.read_results(found.folder).measures
     assert "scatter" not in (measured.chance or {})
+
+
+def test_the_closest_layers_have_an_error_of_their_own():
+    """Two unrelated layers that one document makes alike."""
+    rng, of = np.random.default_rng(0), np.repeat(np.arange(20), 5)
+    layers = [rng.normal(size=(100, 6)) for _ in range(8)]
+    giant = rng.normal(size=(5, 6))
+    for place in (2, 5):
+        layers[place][:5] = 30 * giant
+    asked = Asked(list_spread_pairs(8), {"procrustes": [(2, 5)]})
+    found = measure_left_out(
+        {"procrustes": measures.get("procrustes")}, [torch.from_numpy(each) for each in layers], of, asked
+    )
+    assert found["procrustes", "closest"] > 3 * found["procrustes", SCATTER]
 
 
 def test_a_plan_names_the_measures_and_what_it_takes(repsim):
