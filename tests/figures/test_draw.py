@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import repsim_cli
@@ -25,9 +24,8 @@ from repsim_cli.figures.heatmap import (
     draw_small_heatmaps,
     find_matrix_axes,
 )
-from repsim_cli.figures.lines import draw_by_layer, draw_quantities
+from repsim_cli.figures.lines import draw_by_layer
 from repsim_cli.figures.steps import make_step_panel
-from repsim_cli.figures.texts import fold_lines
 from repsim_cli.findings import map_figures, sub_network_figures
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
@@ -265,23 +263,6 @@ def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp
         bar = figure.axes[-1]
         assert bar.get_ylabel().replace("\n", " ").replace("\u2212", "-") == "MSID (smaller is closer), in 1e-5"
         assert not bar.yaxis.get_offset_text().get_visible()
-
-
-def test_lines_are_folded_anew_for_another_room():
-    text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
-    folded = []
-    for inches in (1.2, 0.9, 1.2):
-        fold_lines([text], inches)
-        folded.append(text.get_text())
-    assert folded[0] == folded[2] != folded[1]
-    fold_lines([text], 9.0)
-    assert "\n" not in text.get_text()
-
-
-def test_logarithmic_axes_begin_below_the_smallest_value():
-    curve = Curve(x=Axis(name="layer"), y=Axis(name="ratio"), at=["0", "1"], lines={"ratio": [1.2, 30.0]}, about={"quantity": "ratio", "model": "m"})  # fmt: skip
-    low, high = draw_quantities([[curve]], ("ratio",)).axes[0].get_ylim()
-    assert (low, high) == (pytest.approx(1 / 1.1), pytest.approx(33))
 
 
 def test_what_is_shaded_is_said_without_titles():
