@@ -202,7 +202,7 @@ def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: Inn
     forth, back = near.argmax(1).tolist(), near.argmax(0).tolist()
     same = ((i, i) for i in range(min(len(forth), len(back))))
     cells = sorted({*enumerate(forth), *((i, j) for j, i in enumerate(back)), *same})
-    return [(int(a.start) + i, int(b.start) + j) for i, j in cells if near[i, j].isfinite()]
+    return [(a.start + i, b.start + j) for i, j in cells if near[i, j].isfinite()]
 
 
 def describe_kept_rows(

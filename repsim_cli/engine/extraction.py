@@ -64,7 +64,7 @@ def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, ext
 
 def locate_model_layers(readings: Sequence[Reading]) -> list[slice]:
     """The slice of each model's layers among all layers."""
-    ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
+    ends = itertools.accumulate((len(reading.layers) for reading in readings), initial=0)
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
