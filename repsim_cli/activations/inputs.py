@@ -331,16 +331,16 @@ def describe_inputs(
         notices.append(
             f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were requested; all are used"
         )
-    for label, cut in truncated.items():
+    for cut in dict.fromkeys(truncated.values()):
+        whose = ", ".join(f"'{label}'" for label, of_label in truncated.items() if of_label == cut)
         what = f"{extract.unit}s have their pieces" if extract.unit in WORDS else f"of {count} examples were"
-        notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for '{label}'")
+        notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for {whose}")
     if sample.split:
         notices.append(
             f"extract.length: {sample.split} texts are longer than {extract.length} tokens for some model and are "
             "read in several stretches, split at the same words for all models; a word sees only its own stretch"
         )
-    for reason, left_out in sample.dropped.items():
-        notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
+    notices += [f"data: {n} examples of {data.source} are left out ({why})" for why, n in sample.dropped.items()]
     if some := sample.words_dropped:
         each = [f"{left_out} ({reason})" for reason, left_out in some.items()]
         reasons = f" ({next(iter(some))})" if len(some) == 1 else f": {', '.join(each)}"
