@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """All of them, once each."""
+        """Lists all of them, once each."""
         return list(dict.fromkeys([*self.spread, *(pair for pairs in self.closest.values() for pair in pairs)]))
 
 

@@ -286,7 +286,7 @@ def test_image_models_of_other_layouts_run_pooled(repsim, newest, monkeypatch):
     assert code == 2
     assert err == (
         "error: extract.unit, model.swin: resid_post@0 has places of its own, got 16 for images of 64 places; use "
-        "extract=pooled\n"
+        "extract=pooled (compare: --rows pooled)\n"
     )
     monkeypatch.setattr(
         readings, "find_output_shapes", lambda source, points: {}
