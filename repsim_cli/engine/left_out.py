@@ -19,6 +19,7 @@ from repsim_cli.engine.cost import Cost, estimate_pairs_cost
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.scatter import (
+    CLOSEST,
     MOST,
     SCATTER,
     choose_clusters,
@@ -159,7 +160,7 @@ def measure_left_out(
         for label, values in found.items():
             left.setdefault(label, []).append(values.cpu())
     kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
-    wide = _compare_with_normal(len(sizes) - 1) * math.sqrt(share)
+    factors = {SCATTER: _compare_with_normal(len(sizes) - 1) * math.sqrt(share), CLOSEST: math.sqrt(share)}
     found = dict[Key, Tensor]()
     for label, values in left.items():
         stacked = torch.stack(values)
@@ -167,7 +168,7 @@ def measure_left_out(
         spread = {pair: influence[:, *at[pair]] for pair in asked.spread}
         closest = [influence[:, *at[pair]] for pair in asked.closest.get(label, ())]
         described = describe_scatter(spread, closest)
-        found |= {(label, name): value * (wide if name == SCATTER else 1) for name, value in described.items()}
+        found |= {(label, name): value * factors.get(name, 1) for name, value in described.items()}
     return found
 
 

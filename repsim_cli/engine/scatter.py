@@ -28,8 +28,7 @@ RUNS = 32  # of neighbouring clusters, which stand for all where there are more 
 LEAST = 8  # clusters that may stand for all
 LAYERS = 4  # whose values say how far all scatter
 PAIRS = 10  # of models, whose closest layers have errors of their own
-SCATTER, CLOSEST, DRAWN = "scatter", "closest", "documents"  # names of what is read: how far, the same of the closest
-# layers, and over how many documents, or groups of them
+SCATTER, CLOSEST, CLUSTERS = "scatter", "closest", "documents"  # how far, of the closest layers, over how many clusters
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
@@ -139,8 +138,8 @@ def convert_to_influence(
 
 def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """Reads what `measure_scatter` gave, if anything."""
-    found = {name: float(statistics[name]) for name in (SCATTER, CLOSEST, DRAWN) if name in statistics}
-    return found | ({DRAWN: int(found[DRAWN])} if DRAWN in found else {})
+    found = {name: float(statistics[name]) for name in (SCATTER, CLOSEST, CLUSTERS) if name in statistics}
+    return found | ({CLUSTERS: int(found[CLUSTERS])} if CLUSTERS in found else {})
 
 
 def measure_scatter(
@@ -203,7 +202,7 @@ def describe_scatter(
     if (scatter := compute_scatter(spread)) is None:
         return {}
     count = len(next(iter(spread.values())))
-    found = {SCATTER: scatter, DRAWN: torch.tensor(float(count))}
+    found = {SCATTER: scatter, CLUSTERS: torch.tensor(float(count))}
     errors = [(each.square().sum() * count / (count - 1)).sqrt() for each in closest if each.isfinite().all()]
     return found | ({CLOSEST: torch.stack(errors).median()} if errors else {})
 

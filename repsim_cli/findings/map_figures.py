@@ -276,7 +276,7 @@ def _say_seen(
     if by_chance := _judge_pair(run, measured, models):
         return f"{models[0]} and {models[1]} {by_chance}"
     found, near = find_both_directions(measured, run.array, *models), None
-    if found and (least := find_least_lead(measured, found[0], len(rows))) is not None:
+    if found and (least := find_least_lead(measured, found[0])) is not None:
         near = find_near_columns(values, measured.larger_is_closer, least)
     return say_closest(models, rows, columns, closest, near)
 

@@ -292,11 +292,15 @@ def compare_with_median(freedom: int) -> float:
     return (1 - 2 / (9 * freedom)) ** -1.5 if freedom > 0 else 1.0
 
 
-def find_least_lead(measured: Measured, sides: Sides, layers: int = 1) -> float | None:
+def find_least_lead(measured: Measured, sides: Sides) -> float | None:
     """Finds by how much the closest layer must be ahead of the second closest to be told apart from it; None where no
-    error is known. layers: how many are looked at together: noise tells none of them apart."""
+    error is known. Noise tells none of the layers of the first model apart, all together."""
     noise = find_noise(measured, sides)
-    return None if noise is None else answering.find_scatter(math.ceil(max(sides.values.shape) * layers**0.5), noise)
+    return (
+        None
+        if noise is None
+        else answering.find_scatter(math.ceil(max(sides.values.shape) * len(sides.rows) ** 0.5), noise)
+    )
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
