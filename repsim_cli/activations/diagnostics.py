@@ -18,7 +18,7 @@ from repsim_cli.data.base import draw
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 
 MOST = 2048  # rows that shares of the variance rest on
-CELLS = 2**22  # read of a wide layer, such as a flattened map: of fewer rows, but of FEWEST at least
+CELLS = 2**22  # that are read of a wide layer, such as a flattened map, from fewer rows (FEWEST at least)
 FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
 FEWEST = 100  # rows of which 1 % is at least one
 

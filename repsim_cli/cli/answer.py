@@ -61,7 +61,7 @@ def say_treated_rows(manifest: Mapping[str, Any]) -> Iterator[str]:
     taken = TAKEN.get(remedies.get("normalise"))
     left, share = (remedies.get(key) for key in ("rows_left_out", "share_left_out"))
     treated += f" ({taken})" if taken else ""
-    yield f"  rows: {treated}" + (f"; {left:,} ({100 * share:.2g} %) left out" if left and share else "")
+    yield f"  rows: {treated}" + (f"; {left:,} ({write_percent(share, '.2g')}) left out" if left and share else "")
 
 
 def wrap_sentence(text: str) -> list[str]:

@@ -17,7 +17,7 @@ def say_sub_networks(whole: Results) -> Iterator[Said]:
     if alike := list_table_records(whole, "agreement of measures", "mean with the others", "with the closest"):
         most, least = (choose(alike, key=lambda row: row["mean with the others"]) for choose in (max, min))
         pair = max(alike, key=lambda row: row["with the closest"])
-        first, last = (f"{write_share(row['mean with the others'])}" for row in (most, least))
+        first, last = (write_share(row["mean with the others"]) for row in (most, least))
         closest = f"closest are {pair['measure']} and {pair['closest']} ({write_share(pair['with the closest'])})"
         yield (
             "measures",
