@@ -66,16 +66,17 @@ def measure_staying_shares(nearest: Int[np.ndarray, "layers n k"]) -> tuple[Floa
     >>> measure_staying_shares(np.array([[[1], [0], [3], [2]], [[1], [0], [3], [0]], [[2], [3], [0], [1]]]))[0].tolist()
     [0.75, 0.0]
     """
-    count = nearest.shape[1]
-    later = np.zeros((len(nearest) - 1, count, count), int)
-    for near, layer in zip(later, nearest[1:], strict=True):
-        near[np.arange(count)[:, None], layer] = 1
-    whole = later.sum(0)
+    count, shares = nearest.shape[1], list[float]()
+    each, whole = np.arange(count)[:, None], np.zeros((count, count), int)
+    for layer in nearest[1:]:
+        near = np.zeros((count, count), bool)
+        near[each, layer] = True
+        shares.append(float(near[each, nearest[0]].mean()))
+        whole += near
     rng = np.random.default_rng(0)
     orders = [np.arange(count), *(rng.permutation(count) for _ in range(DRAWN))]
     stay = np.array([whole[order[:, None], order[nearest[0]]].sum() for order in orders])
-    shares = later[:, np.arange(count)[:, None], nearest[0]].mean((1, 2))
-    return shares, float((stay >= stay[0]).mean())
+    return np.array(shares), float((stay >= stay[0]).mean())
 
 
 # ---- figures ----
