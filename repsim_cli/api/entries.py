@@ -95,9 +95,9 @@ def is_transformers(model: Any) -> bool:
 
 def make_model_entry(label: str, model: Any) -> dict[str, Any]:
     """The entry of a configuration for a model. Raises BadInput for what is none."""
+    if isinstance(model, str | os.PathLike):
+        return dict(find_model_entry(os.fspath(model), f"models.{label}"))
     try:
-        if isinstance(model, str | os.PathLike):
-            return dict(find_model_entry(os.fspath(model)))
         if isinstance(model, Precomputed | Source):
             return models_in_memory.hold(model)
         if is_transformers(model):

@@ -115,8 +115,15 @@ def call_and_note(problems: list[str], path: str, function: Callable[..., Any], 
     with note_under(path):
         value = attempt(raised, "", lambda: function(**arguments))
     # a problem with one argument starts with its name, and so continues the key path
-    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
+    problems += [f"{path}{'.' if _begins_with_key(p, arguments) else ': '}{p}" for p in raised]
     return value
+
+
+def _begins_with_key(problem: str, arguments: Fields) -> bool:
+    """Says whether a problem begins with an argument, or with a key inside one that has keys; `text.csv` is a file."""
+    name = re.split("[.,:]", problem)[0]
+    inside = problem.startswith(f"{name}.")
+    return name in arguments and not (inside and isinstance(arguments[name], str | int | float | None))
 
 
 def call_checked(path: str, function: Callable[..., Any], given: Fields) -> Any:

@@ -55,10 +55,10 @@ STORED = (".npy", ".npz", ".safetensors", ".hdf5", ".h5", ".parquet")  # activat
 FILES = (".gguf", *STORED)
 
 
-def find_model_entry(name: str) -> dict[str, Any]:
+def find_model_entry(name: str, key: str = "MODEL") -> dict[str, Any]:
     """The entry of a model that is named by an entry of `repsim list model`, a folder, a file, or a hub id.
 
-    Raises BadInput for what is none of these.
+    Raises BadInput for what is none of these, under the key of the name.
     """
     from repsim_cli.base.files import expand_path
     from repsim_cli.data.network import is_legacy
@@ -69,7 +69,7 @@ def find_model_entry(name: str) -> dict[str, Any]:
     if name.startswith((".", "/", "~")) or name.endswith(("/", *FILES)) or expand_path(name).exists():
         place = expand_path(name)
         if place.is_file() and not name.endswith(FILES):
-            raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
+            raise BadInput(f"{key}: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
         from repsim_cli.models.series import is_native  # starts torch
 
         stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
@@ -77,7 +77,7 @@ def find_model_entry(name: str) -> dict[str, Any]:
     if name.count("/") == 1 or is_legacy(name):
         return {"kind": "transformers", "hub": name}
     hint = did_you_mean(name, known)
-    raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {hint} (an id of the hub is OWNER/NAME)")
+    raise BadInput(f"{key}: neither a model nor a folder, got '{name}'; {hint} (an id of the hub is OWNER/NAME)")
 
 
 @cache

@@ -26,17 +26,18 @@ ENCODINGS = ("cp1252", "cp932", "gb18030", "cp949", "big5", "cp1251")
 SNIFFED = 1 << 20  # bytes that tell the encoding
 
 
-def find_file(path: str, suffixes: Sequence[str]) -> Path:
-    """The file at this path. Raises BadInput where there is none, or where it has none of the suffixes."""
+def find_file(path: str, suffixes: Sequence[str], key: str = "path") -> Path:
+    """The file at this path, that of a key. Raises BadInput where there is none, or where it has none of the
+    suffixes."""
     file = expand_path(path)
     if not file.exists():
         near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
-        raise BadInput(f"path: no such file, got '{path}'{hint}")
+        raise BadInput(f"{key}: no such file, got '{path}'{hint}")
     if not file.is_file():
-        raise BadInput(f"path: not a file, got '{path}'; name one file")
+        raise BadInput(f"{key}: not a file, got '{path}'; name one file")
     if not file.name.endswith(tuple(suffixes)):
-        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
+        raise BadInput(f"{key}: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
     return check_readable(file)
 
 

@@ -136,7 +136,7 @@ def _of_examples(pairs: Data | None) -> Examples:
 
 
 def _pair_lines(first: str, second: str) -> Examples:
-    files = [_find_text_file(name) for name in (first, second)]
+    files = [_find_text_file(key, name) for key, name in (("path", first), ("other", second))]
 
     def read() -> Iterator[Example | str]:
         with lines_of(files[0]) as left, lines_of(files[1]) as right:
@@ -152,9 +152,9 @@ def _pair_lines(first: str, second: str) -> Examples:
     return examples
 
 
-def _find_text_file(name: str) -> Path:
-    """Finds a file of lines. Raises BadInput for a table: its lines are not texts."""
-    file = find_file(name, (Path(name).suffix,))
+def _find_text_file(key: str, name: str) -> Path:
+    """Finds the file of lines of a key. Raises BadInput for a table: its lines are not texts."""
+    file = find_file(name, (Path(name).suffix,), key)
     if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         raise BadInput(f"{file}: two files have a text per line, got a table; give both columns of one table")
     return file

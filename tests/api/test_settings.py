@@ -26,7 +26,7 @@ from repsim_cli.runs import reader, results
             ["tiny_a", "tiny_c"],
             "error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
         ),
-        (["tiny_a", "TABLE"], "models.a_csv: MODEL: unknown kind of file, got '.*a.csv'; use a folder, or .gguf, .npy"),
+        (["tiny_a", "TABLE"], "models.a_csv: unknown kind of file, got '.*a.csv'; use a folder, or .gguf, .npy"),
         (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
         (
             ["tiny_a", "tiny_b", "--column", "review"],

@@ -82,3 +82,11 @@ def test_all_problems_of_nested_settings_at_once(toy):
     assert [problem.split(": ")[0] for problem in caught.value.problems] == [
         "options.outer.inner.size", "options.outer.maybe.sise", "options.other.size"
     ]  # fmt: skip
+
+
+def test_a_file_with_the_name_of_a_setting_is_no_key(tmp_path, monkeypatch):
+    """`text` is a setting of tables, and `text.csv` a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.csv").write_text("review\ngood\n")
+    with pytest.raises(BadConfig, match=r"^data: text.csv, line 2: no column 'text', got 'review'"):
+        validate(composed("data=table", "data.path=text.csv"))

@@ -53,6 +53,7 @@ def test_what_is_refused(tmp_path):
             {"pairs": wrap_texts(["a"]), "other": lines},
             "other: it is the second file beside data.path, got .*a.txt alone",
         ),
+        ({"path": lines, "other": tmp_path / "c.txt"}, "^other: no such file, got .*c.txt"),
         ({"path": lines, "other": fewer}, "b.txt: fewer lines than the other file, got 1; a line is a pair"),
         ({"path": table, "other": lines}, "pairs.csv: two files have a text per line, got a table"),
         ({"path": lines, "other": lines, "group": "x"}, "group: only a table has columns, got 'x'"),

@@ -156,7 +156,7 @@ def test_settings_of_a_program(settings, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("tiny_a", "nowhere"), "MODEL: neither a model nor a folder, got 'nowhere'"),
+        (("tiny_a", "nowhere"), "models.nowhere: neither a model nor a folder, got 'nowhere'"),
         (("tiny_a", "tiny_a", "--text", "nowhere.txt"), "nowhere.txt"),
         (
             ("tiny_a", "tiny_a", "--junit", "nowhere/v.xml"),
