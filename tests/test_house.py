@@ -284,7 +284,7 @@ OF_OTHERS = {"cmp", "sacct", "silhouette_score", "PreTrainedModel", "tie_weights
 IN_BACKTICKS = re.compile(r"`([A-Za-z_]\w+(?:\.[A-Za-z_]\w+)*)`")
 
 
-NOTHING_TWICE = re.compile(r", got (none|nothing|neither|\{\}|\[\])[;\"]")
+NOTHING_TWICE = re.compile(r", got ((?:\w+=)?null|none|nothing|neither|\{\}|\[\])[;\"]")
 
 
 def test_messages_do_not_say_twice_that_there_is_nothing():

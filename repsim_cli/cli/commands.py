@@ -1,6 +1,6 @@
 """The commands and their arguments."""
 
-from repsim_cli.cli.parser import Command, Parser, argument, make_parser, read_column
+from repsim_cli.cli.parser import Command, Parser, argument, make_parser, read_column, read_number
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
 
@@ -179,7 +179,9 @@ COMMANDS = (
                 help="hold one block of each model in memory (auto: where both would take more than half of "
                 "--memory-gb)",
             ),
-            argument("--memory-gb", metavar="GB", type=float, help="what may be taken (80 %% of the machine's memory)"),
+            argument(
+                "--memory-gb", metavar="GB", type=read_number, help="what may be taken (80 %% of the machine's memory)"
+            ),
             argument("--json", action="store_true", help="print all of the answer as JSON"),
             argument("--junit", metavar="FILE", help="write the answer as the result of a test, for CI servers"),
             argument(

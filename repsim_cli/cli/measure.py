@@ -143,7 +143,7 @@ def _load_array(name: str) -> Any:
         array = open_npy(file)
     except (ValueError, EOFError, OverflowError, MemoryError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
+        raise BadInput(f"{name}: cannot be read as .npy ({reason}); save it with numpy.save") from None
     if array.dtype.kind not in "fiu":
         raise BadInput(f"{name}: not an array of numbers, got {array.dtype}; use .npy of floats")
     return array

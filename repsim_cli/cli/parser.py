@@ -69,6 +69,14 @@ def read_column(word: str) -> int | str:
     return int(word) if word.isdecimal() else word
 
 
+def read_number(word: str) -> float:
+    """Reads a number of a command."""
+    try:
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number, got '{word}'") from None
+
+
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 

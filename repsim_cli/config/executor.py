@@ -50,7 +50,7 @@ def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
             f"hardware.executor: {name} needs the command {command}, which is not here; run on a machine of the cluster"
         )
     if name == "slurm" and hardware.get("processes") is None:
-        raise BadInput("hardware.processes: SLURM needs a number of workers, got null; set hardware.processes=8")
+        raise BadInput("hardware.processes: SLURM needs a number of workers; set hardware.processes=8")
     if name == "slurm" and (hardware.get("gpus_per_worker") or 1) % 1:
         raise BadInput(
             f"hardware.gpus_per_worker: SLURM gives whole GPUs, got {hardware['gpus_per_worker']}; set a whole number"

@@ -44,7 +44,7 @@ class BaseModel:
 
     def check(self, planned: Planned) -> None:
         if planned.base is None:
-            raise BadInput("no base to compare with, got base=null; set base=LABEL")
+            raise BadInput("no base to compare with; set base=LABEL")
 
 
 def compute_similarity_to_base(

@@ -108,9 +108,10 @@ class Measure(ABC):
         given = [convert_to_tensor(name, side) for name, side in (("x", x), ("y", y))]
         x, y = given
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
+            paired = x.ndim == y.ndim == 2 and len(x) != len(y)
             raise Degenerate(
-                f"{self.name}: x and y must be (n, d) with the same n, "
-                f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
+                f"{self.name}: x and y must be (n, d) with the same n, got {tuple(x.shape)} and {tuple(y.shape)}; "
+                f"{'pair the rows' if paired else 'give a row of features for each item'}"
             )
         largest = sys.float_info.max if "isotropic_scaling" in self.card.invariant_to else LARGEST
         in_blocks = [
@@ -162,8 +163,8 @@ class Measure(ABC):
             listed = ", ".join(f"{name}: {d}" for name, (_, d) in zip(names, shapes, strict=True))
             raise Degenerate(f"{self.name}: needs equal widths, got {listed}; use procrustes or cka_unbiased")
         if self.card.labelled and (labels is None or len(labels) != shapes[0][0]):
-            got = "none" if labels is None else len(labels)
-            raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
+            got = "" if labels is None else f", got {len(labels)} for {shapes[0][0]} rows"
+            raise Degenerate(f"{self.name}: needs one label per row{got}; give labels (repsim measure: --labels L.npy)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,8 @@ def series(
     """
     given = {name: value for name, value in (("folder", folder), ("hub", hub), ("shipped", shipped)) if value}
     if len(given) != 1:
-        raise BadInput(f"folder, hub, shipped: give exactly one of them, got {given or 'none'}; e.g. folder: runs/a")
+        got = f", got {given}" if given else ""
+        raise BadInput(f"folder, hub, shipped: give exactly one of them{got}; e.g. folder: runs/a")
     if pattern.count(STEP) != 1:
         raise BadInput(f"pattern: not exactly one {STEP} in it, got '{pattern}'; e.g. 'step{{step}}'")
     if drop_downloads and hub is None:

@@ -121,7 +121,8 @@ class Place(NamedTuple):
 
 def check_place(path: str | None, hub: str | None, revision: str | None) -> None:
     if (path is None) == (hub is None):
-        raise BadInput(f"path, hub: give exactly one of them, got path={path}, hub={hub}; path is a folder, hub an id")
+        got = "" if path is None else f", got path={path}, hub={hub}"
+        raise BadInput(f"path, hub: give exactly one of them{got}; path is a folder, hub an id")
     if path is not None and revision is not None:
         raise BadInput(f"revision: a local folder has none, got '{revision}'; name the folder of that checkpoint")
 
@@ -168,8 +169,10 @@ def random(
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:
+        several = ["config"] * (config is not None) + given
+        got = f", got {several}" if several else ""
         raise BadInput(
-            f"config, shipped, path, hub: give exactly one of them, got {given or config}; "
+            f"config, shipped, path, hub: give exactly one of them{got}; "
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
     like = None

@@ -131,7 +131,7 @@ def load_mask_tokenizer(config: Any, tokenizer: str | None) -> Any:
     """The tokenizer of a masked language model. Raises BadInput for one that is missing, cannot mark texts, or has more
     tokens than the config."""
     if tokenizer is None:
-        raise BadInput("tokenizer: running text needs one, got null; e.g. word_pieces")
+        raise BadInput("tokenizer: running text needs one; e.g. word_pieces")
     words = mark_tokenizer(tokenizer)
     if words.mask_token_id is None:
         raise BadInput(f"tokenizer: it marks no start and end of texts, got '{tokenizer}'; e.g. word_pieces")

@@ -232,7 +232,8 @@ def resnet9(*, path: str | None = None, shape: ResNetShape | None = None, seed: 
         data.side=32 data.channels=3 extract=resnet9
     """
     if (path is None) == (shape is None):
-        raise BadInput(f"path, shape: give exactly one of them, got {path} and {shape}; leave one out or add one")
+        got = "" if path is None else f", got {path} and {shape}"
+        raise BadInput(f"path, shape: give exactly one of them{got}; path is a folder, shape has keys of its own")
     if shape is not None:
         config = hash_config({"model_type": MODEL_TYPE, **asdict(shape)})
         identity = {

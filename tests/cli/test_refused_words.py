@@ -160,8 +160,14 @@ def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder,
         ),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),
         (["measure", "cka", "x.npy", "none.npy"], "none.npy: no such file; check the path"),
-        (["measure", "cka", "x.npy", "text.npy"], "text.npy: cannot be read as .npy, got"),
-        (["measure", "cka", "x.npy", "short.npy"], "x and y must be (n, d) with the same n, got (9, 2) and (8, 2)"),
+        (["measure", "cka", "x.npy", "text.npy"], "text.npy: cannot be read as .npy (it does not begin"),
+        (
+            ["measure", "cka", "x.npy", "short.npy"],
+            "x and y must be (n, d) with the same n, got (9, 2) and (8, 2); pair the rows",
+        ),
+        (["measure", "cka", "x.npy", "cube.npy"], "got (9, 2) and (9, 2, 1); give a row of features for each item"),
+        (["measure", "cka", "empty.npy", "empty.npy"], "got (0, 2) and (0, 2); give a row of features for each item"),
+        (["verify", "a", "b", "--memory-gb", "much"], "argument --memory-gb: not a number, got 'much'; see repsim ver"),
         (["measure", "cka", "x.npy", "nan.npy"], "y: not finite, got nan in row 0; fix the array"),
         (["show", "latest"], "RUN: no runs in outputs, got 'latest'; start one with repsim run"),
         (["plot", "x"], "RUN: no runs in outputs, got 'x'; start one"),
@@ -173,6 +179,8 @@ def test_bad_input_of_the_other_commands(repsim, tmp_path, monkeypatch, words, m
     x = np.random.default_rng(0).normal(size=(9, 2))
     np.save("x.npy", x)
     np.save("short.npy", x[1:])
+    np.save("cube.npy", x[..., None])
+    np.save("empty.npy", x[:0])
     np.save("nan.npy", np.where(x == x[0, 0], np.nan, x))
     Path("text.npy").write_text("1 2 3")
     code, out, err = repsim(*words)

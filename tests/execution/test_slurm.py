@@ -140,7 +140,7 @@ def test_why_slurm_refuses(said, message):
 @pytest.mark.parametrize(
     ("hardware", "message"),
     [
-        ({}, "hardware.processes: SLURM needs a number of workers, got null; set hardware.processes=8"),
+        ({}, "hardware.processes: SLURM needs a number of workers; set hardware.processes=8"),
         (
             {"processes": 2, "gpus_per_worker": 0.25},
             "hardware.gpus_per_worker: SLURM gives whole GPUs, got 0.25; set a whole number",

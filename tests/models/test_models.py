@@ -103,7 +103,7 @@ def test_a_random_twin_has_the_shape_and_tokenizer_of_its_model():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "path, hub: give exactly one of them"),
+        ({}, "path, hub: give exactly one of them; path is a folder"),
         ({"path": "x", "hub": "y"}, "path, hub: give exactly one of them, got path=x, hub=y"),
         ({"path": "/no/such/folder"}, "path: no such folder, got '/no/such/folder'; check the path"),
         ({"path": "FOLDER", "revision": "step3"}, "revision: a local folder has none, got 'step3'; name the folder"),
@@ -190,7 +190,7 @@ def test_missing_and_misshapen_weights(tiny_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "config, shipped, path, hub: give exactly one of them"),
+        ({}, "config, shipped, path, hub: give exactly one of them; config is e.g."),
         ({"config": {"n_layer": 2}}, "config.model_type: unknown, got 'None'; e.g. model_type: gpt2"),
         ({"config": {"model_type": "gpt22"}}, "config.model_type: unknown, got 'gpt22'; did you mean 'gpt2'"),
         (

@@ -93,7 +93,7 @@ def test_downloads_are_dropped_after_use(tmp_path, monkeypatch, folder):
     ("arguments", "message"),
     [
         ({"shipped": "tiny_a", "drop_downloads": True}, "drop_downloads: nothing is downloaded, got true with shipped; leave it false"),
-        ({}, "folder, hub, shipped: give exactly one of them, got none; e.g. folder: runs/a"),
+        ({}, "folder, hub, shipped: give exactly one of them; e.g. folder: runs/a"),
         ({"folder": "a", "hub": "b"}, "folder, hub, shipped: give exactly one of them, got {'folder': 'a', 'hub': 'b'}"),
         ({"folder": "nowhere"}, "folder: no such folder, got 'nowhere'; check the path"),
         ({"hub": "a/b"}, "steps: needed with hub; list the steps"),

@@ -166,7 +166,7 @@ def test_classifiers_start_from_the_encoder(monkeypatch):
         (MODEL.replace("520", "512"), "model.e.config.vocab_size: fewer tokens than the tokenizer has, got 512; at least 513"),
         (MODEL.replace("length: 32", "length: 65"), "model.e.recipe.length: longer than the encoder's context, got 65; at most 64"),
         (MODEL.replace("embedded_text", "overlap_nli"), r"model.e.data: not running text, got overlap_nli, .*; e.g. \{kind: embedded_text, split: train\}"),
-        (CLASSIFIER.replace(", tokenizer: word_pieces", ""), "model.c.tokenizer: running text needs one, got null; e.g. word_pieces"),
+        (CLASSIFIER.replace(", tokenizer: word_pieces", ""), "model.c.tokenizer: running text needs one; e.g. word_pieces"),
         (CLASSIFIER.replace("length: 32", "length: 65"), "model.c.shared.recipe.length: longer than the encoder's context, got 65; at most 64"),
         (CLASSIFIER.replace("length: 32", "freeze: {top: 1}"), "model.c.shared.recipe.freeze: unknown key, got"),
     ],

@@ -145,9 +145,7 @@ def test_saved_and_loaded_are_equal(model, folder, tmp_path):
     for name, values in model.state_dict().items():
         assert torch.equal(values, again.state_dict()[name]), name
     assert resnet9(path=str(folder)).identity()["source"] == str(folder)
-    with pytest.raises(
-        BadInput, match="path, shape: give exactly one of them, got None and None; leave one out or add"
-    ):
+    with pytest.raises(BadInput, match="path, shape: give exactly one of them; path is a folder"):
         resnet9()
     for content, why in [
         ({"model_type": "vit"}, "no model_type resnet9"),

@@ -80,7 +80,7 @@ class DictionaryTransfer(Study):
     ):
         self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
         if base is None:
-            raise BadInput("base: the model that the dictionaries are of is needed, got base=null; set base=LABEL")
+            raise BadInput("base: the model that the dictionaries are of is needed; set base=LABEL")
         if self.extract.unit != "token":
             raise BadInput(f"extract.unit: dictionaries say tokens, got {self.extract.unit}; use extract=tokens")
         if self.extract.sequences < LEAST:

@@ -84,7 +84,7 @@ class Tuned(Study):
     ):
         model, extract = given["model"], given["extract"]
         if base is None:
-            raise BadInput("base: the model that the others were made from is needed, got base=null; set base=LABEL")
+            raise BadInput("base: the model that the others were made from is needed; set base=LABEL")
         if len(model) < 2:
             raise BadInput(f"model: a model to compare with the base is needed, got {list(model)}; select two or more")
         if extract.unit not in ("token", "word") or extract.piece == "mean":

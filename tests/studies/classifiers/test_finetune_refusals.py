@@ -51,7 +51,7 @@ def written(value):
         ({"recipe": "{length: 32, steps: 5, save: [3, 6]}"}, "model.a.recipe.save: no such step, got 6; steps go from 0 to 5"),
         ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
         ({"config": "{model_type: gpt_neox, vocab_size: 50, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"}, "model.a.config: gpt_neox classifies by the last token before padding, got no pad_token_id; set it in the model's config"),
-        ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),
+        ({"config": None}, "model.a.path, hub: give exactly one of them; path is a folder"),
         ({"config": None, "path": "here", "tokenizer": "there"}, "model.a.tokenizer: a pretrained encoder has its own, got 'there'"),
         ({"config": None, "path": "here", "shared": "{data: {kind: overlap_nli}}"}, "model.a.shared: a pretrained encoder has its own, got 'overlap_nli"),
     ],

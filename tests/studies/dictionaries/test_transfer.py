@@ -91,7 +91,7 @@ def test_errors_are_those_of_leaving_out_documents():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "base: the model that the dictionaries are of is needed, got base=null; set base=LABEL"),
+        ((), "base: the model that the dictionaries are of is needed; set base=LABEL"),
         (("base=tiny_a", "extract=words"), "extract.unit: dictionaries say tokens, got word; use extract=tokens"),
         (("base=tiny_a", "extract.sequences=7"), "extract.sequences: errors are over texts, got 7; read 8 or more"),
         (("base=tiny_a", "options.recipe.k=600"), "k: more active latents than there are, got 600 of 512; lower k"),

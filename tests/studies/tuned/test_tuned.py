@@ -290,7 +290,7 @@ def test_the_tiny_study(repsim, newest):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=[tiny_a,tiny_b]", "base=null"], "base: the model that the others were made from is needed, got base=null; set base=LABEL"),
+        (["model=[tiny_a,tiny_b]", "base=null"], "base: the model that the others were made from is needed; set base=LABEL"),
         (["model=[tiny_a]"], r"model: a model to compare with the base is needed, got \['tiny_a'\]; select two or more"),
         (["model=[tiny_a,tiny_b]", "options.patching=true", "options.blocks=0"], "options.patching: it needs sequences to run on, got options.blocks=0; leave"),
         (["model=[tiny_a,tiny_b]", "options.patching=true", "hardware.devices={tiny_b: meta}"], "options.patching: the blocks of two models are exchanged, got models on several devices; put"),
