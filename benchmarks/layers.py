@@ -15,12 +15,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from repsim_cli.studies.layers.columns import DIMENSION
-from repsim_cli.studies.layers.finding import say_extreme
-from repsim_cli.studies.layers.scores import estimate_intrinsic_dimension, find_nearest_distances
+from repsim_cli.studies.layers.columns import DIMENSION, DOCUMENTS, STANDING_OUT
+from repsim_cli.studies.layers.finding import count_freedom, say_extreme
+from repsim_cli.studies.layers.scores import (
+    LayerEstimate,
+    compare_with_best,
+    estimate_intrinsic_dimension,
+    find_nearest_distances,
+)
 
 K = (1, 4)
 LAYERS, WIDTH = 12, 20
+OWN = (0.1, 0.5, 2.0)
 Rng = np.random.Generator
 
 
@@ -37,15 +43,16 @@ def documents(rng: Rng, count: int, each: int, dim: int, noise: float) -> np.nda
     return (centres + noise * rng.normal(size=centres.shape)) @ rotation.T
 
 
-def estimates(x: np.ndarray, units: np.ndarray) -> list[tuple[float, float]]:
+def estimates(x: np.ndarray, units: np.ndarray) -> list[LayerEstimate]:
     near = find_nearest_distances(torch.from_numpy(x), 40)
     return [estimate_intrinsic_dimension(near, k, units) for k in K]
 
 
 def covered(name: str, draw: Callable[[Rng], np.ndarray], units: np.ndarray, truth: float | None, draws: int) -> None:
     rng = np.random.default_rng(0)
-    found = np.array([estimates(draw(rng), units) for _ in range(draws)])
-    for k, (values, errors) in zip(K, found.transpose(1, 2, 0), strict=True):
+    found = [estimates(draw(rng), units) for _ in range(draws)]
+    for k, of in zip(K, zip(*found, strict=True), strict=True):
+        values, errors = np.array([each.value for each in of]), np.array([each.se for each in of])
         mean = np.mean(np.abs(values - values.mean()) < 2 * errors)
         true = "" if truth is None else f", the truth {np.mean(np.abs(values - truth) < 2 * errors):.2f}"
         print(
@@ -54,17 +61,18 @@ def covered(name: str, draw: Callable[[Rng], np.ndarray], units: np.ndarray, tru
         )
 
 
-def stand_out(draws: int) -> float:
+def stand_out(own: float, draws: int) -> float:
     """Counts in how many draws of layers that do not differ some are said to stand out: the same texts, each layer with
     noise of its own."""
-    rng, told = np.random.default_rng(1), 0
-    units = np.repeat(np.arange(60), 5)
+    rng, told, count = np.random.default_rng(1), 0, 60
+    units = np.repeat(np.arange(count), 5)
     for _ in range(draws):
-        base = documents(rng, 60, 5, 5, 0.5)
-        layers = [base + 0.1 * rng.normal(size=base.shape) for _ in range(LAYERS)]
-        found = [estimates(x, units)[1] for x in layers]
-        rows, errors = ([{"layer": f"resid_post@{i}", DIMENSION: x[at]} for i, x in enumerate(found)] for at in (0, 1))
-        told += not say_extreme(rows, errors, DIMENSION, True, "{where}").startswith("no layer")
+        base = documents(rng, count, 5, 5, 0.5)
+        found = [estimates(base + own * rng.normal(size=base.shape), units)[1] for _ in range(LAYERS)]
+        rows = [{"layer": f"resid_post@{i}", DIMENSION: each.value} for i, each in enumerate(found)]
+        apart = [{DIMENSION: error} for error in compare_with_best(found, STANDING_OUT[DIMENSION])]
+        freedom = count_freedom({DOCUMENTS: count}, DIMENSION)
+        told += not say_extreme(rows, apart, DIMENSION, freedom).startswith("no layer")
     return told / draws
 
 
@@ -79,7 +87,7 @@ def beside_dadapy() -> None:
         other = Data(x)
         other.compute_distances(maxk=16)
         gride, _, _ = other.return_id_scaling_gride(range_max=8)
-        ours = [value for value, _ in estimates(x, np.arange(len(x)))]
+        ours = [each.value for each in estimates(x, np.arange(len(x)))]
         print(f"dimension {dim}, k = 1 and 4: ours {ours[0]:.3f}, {ours[1]:.3f}; dadapy {gride[0]:.3f}, {gride[2]:.3f}")
 
 
@@ -91,7 +99,8 @@ def main() -> None:
         draw = partial(documents, count=count, each=each, dim=6, noise=noise)
         units = np.repeat(np.arange(count), each)
         covered(f"{count} documents of {each} texts, noise {noise}", draw, units, None, draws)
-    print(f"layers that do not differ, called so wrongly: {stand_out(draws):.3f}")
+    for own in OWN:
+        print(f"layers that do not differ, noise of their own {own}, called so wrongly: {stand_out(own, draws):.3f}")
     beside_dadapy()
 
 

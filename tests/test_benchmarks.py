@@ -133,4 +133,4 @@ def test_errors_of_planted_dimensions_are_printed(capsys):
     layers.covered("plane", partial(layers.plane, count=100, dim=3), np.arange(100), 3, draws=4)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["plane, k = 1", "plane, k = 4"]
-    assert 0 <= layers.stand_out(1) <= 1
+    assert 0 <= layers.stand_out(0.1, 1) <= 1

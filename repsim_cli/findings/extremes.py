@@ -33,15 +33,36 @@ def list_alike(
     >>> list_alike([1.0, 1.1, 3.0], [0.1, 0.1, 0.1], 0), list_alike([1.0, 3.0], [0.1, None], 0)
     ([0, 1], [0, 1])
     """
+    return list_within(values, combine_with_best(errors, best), best, freedom)
+
+
+def combine_with_best(errors: Sequence[float | None], best: int) -> list[float | None]:
+    """Combines each error with that of the value at `best`, as if they were independent; None where one is not known.
+
+    >>> combine_with_best([3.0, 4.0, None], 1)
+    [5.0, 5.656854249492381, None]
+    """
+    of_best = errors[best]
+    return [None if of_best is None or error is None else math.hypot(error, of_best) for error in errors]
+
+
+def list_within(
+    values: Sequence[float], apart: Sequence[float | None], best: int, freedom: int | None = None
+) -> list[int]:
+    """Lists the places of the values that cannot be told apart from the one at `best`, which is among them.
+
+    apart: standard errors of the difference from that value; None where it is not known, so that no difference counts.
+
+    >>> list_within([1.0, 1.1, 3.0], [0.0, 0.01, 0.1], 0)
+    [0]
+    """
     width = find_width(len(values), freedom)
 
-    def is_alike(place: int) -> bool:
-        both = errors[place], errors[best]
-        if place == best or both[0] is None or both[1] is None:
-            return True
-        return bool(abs(values[place] - values[best]) <= width * math.hypot(both[0], both[1]))
+    def is_within(place: int) -> bool:
+        error = apart[place]
+        return place == best or error is None or bool(abs(values[place] - values[best]) <= width * error)
 
-    return [place for place in range(len(values)) if is_alike(place)]
+    return [place for place in range(len(values)) if is_within(place)]
 
 
 def say_ends(

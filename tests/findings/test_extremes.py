@@ -5,8 +5,9 @@ import pytest
 
 from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.studies.barycentre.finding import say_ends
-from repsim_cli.studies.layers.columns import DIMENSION
+from repsim_cli.studies.layers.columns import KL_WITHOUT, STANDING_OUT
 from repsim_cli.studies.layers.finding import say_extreme
+from repsim_cli.studies.layers.scores import average_over_documents, compare_with_best
 
 
 @pytest.mark.parametrize("count", [2, 5, 12, 30])
@@ -53,11 +54,15 @@ def test_models_that_are_as_far_from_a_shape_are_not_ranked():
     )
 
 
-def test_layers_that_noise_alone_separates_do_not_stand_out():
+@pytest.mark.parametrize("skewed", [False, True])
+def test_layers_that_noise_alone_separates_do_not_stand_out(skewed):
+    """All layers are of the same few documents, some of which are higher in every layer."""
     random = np.random.default_rng(3)
-    column = DIMENSION
-    said = 0
+    said, freedom = 0, 7
     for _ in range(300):
-        layers = [{"layer": f"resid_post@{i}", column: float(random.normal(10, 1))} for i in range(25)]
-        said += "stands out" not in say_extreme(layers, [{column: 1.0}] * 25, column, True, "{where}{span}{end}")
+        numbers = 3 * random.normal(size=freedom + 1) + random.normal(size=(25, freedom + 1))
+        estimates = [average_over_documents(np.exp(x / 3) if skewed else x, np.arange(len(x))) for x in numbers]
+        layers = [{"layer": f"resid_post@{i}", KL_WITHOUT: each.value} for i, each in enumerate(estimates)]
+        apart = [{KL_WITHOUT: error} for error in compare_with_best(estimates, STANDING_OUT[KL_WITHOUT])]
+        said += "stands out" not in say_extreme(layers, apart, KL_WITHOUT, freedom)
     assert said / 300 <= 0.05 + 3 * 0.0126

@@ -10,3 +10,7 @@ OF_LAYER_COLUMNS = [
 ]  # fmt: skip
 BY_SCALE_COLUMNS = ["model", "layer", "k", DIMENSION, f"± {DIMENSION}"]
 DOCUMENTS, DOCUMENTS_WITHOUT = "documents", "documents of blocks left out"  # that errors are over
+GROUPS = 20  # of documents that are left out one after the other, at most, for the error of the dimension
+# the numbers by which layers stand out, and whether as the highest
+STANDING_OUT = {DIMENSION: True, CURVATURE: False, SAME_CLASS: True, KL_WITHOUT: False, INFLUENCE: False}
+DIFFERENCES_COLUMNS = ["model", "layer", *STANDING_OUT]

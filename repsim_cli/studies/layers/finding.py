@@ -14,9 +14,9 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, HALVES, require_all_parts, require_shared_trend, weigh_mean
-from repsim_cli.findings.extremes import list_alike
+from repsim_cli.findings.extremes import combine_with_best, list_within
 from repsim_cli.findings.layers import read_block_number
-from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
+from repsim_cli.runs.content import OF_LAYER_DIFFERENCES, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
 from repsim_cli.studies.layers.columns import (
     ALIKE,
     BY_CHANCE,
@@ -26,11 +26,13 @@ from repsim_cli.studies.layers.columns import (
     DOCUMENTS,
     DOCUMENTS_WITHOUT,
     ENTROPY,
+    GROUPS,
     INFLUENCE,
     KL_WITHOUT,
     OF_LAYER,
     RANK,
     SAME_CLASS,
+    STANDING_OUT,
 )
 
 MEANT = {
@@ -44,13 +46,13 @@ MEANT = {
     SAME_CLASS: "neighbours of the same class",
     KL_WITHOUT: "KL without the block, nats",
 }
-FORMS = (
-    (DIMENSION, True, "texts take most directions at {where} (intrinsic dimension {span}{end})"),
-    (CURVATURE, False, "tokens move straightest at {where} ({span} degrees{end})"),
-    (SAME_CLASS, True, "most neighbours share a class at {where} ({span}{end})"),
-    (KL_WITHOUT, False, "the next token changes least without {where} (KL {span} nats{end})"),
-    (INFLUENCE, False, "rows turn least at {where} (1 - cosine {span}{end})"),
-)
+FORMS = {
+    DIMENSION: "texts take most directions at {where} (intrinsic dimension {span}{end})",
+    CURVATURE: "tokens move straightest at {where} ({span} degrees{end})",
+    SAME_CLASS: "most neighbours share a class at {where} ({span}{end})",
+    KL_WITHOUT: "the next token changes least without {where} (KL {span} nats{end})",
+    INFLUENCE: "rows turn least at {where} (1 - cosine {span}{end})",
+}
 OF_LAST = {DIMENSION: "dimension", RANK: "rank", ALIKE: "CKA", SAME_CLASS: "classes"}  # of last tokens, in the note
 BLOCK = "block "
 SAID = 2  # models of which the title says where
@@ -73,35 +75,67 @@ def group_by_model(table: Table) -> Rows:
     return rows
 
 
-def say_answers(
-    rows: Rows, errors: Rows, documents: int | None = None, of_losses: int | None = None
-) -> Iterator[list[str]]:
+def find_best(layers: Layers, column: str) -> int | None:
+    """Finds the layer that stands out by a number, highest or lowest as `STANDING_OUT` has it; None where no two layers
+    have it."""
+    known = [i for i, row in enumerate(layers) if row[column] is not None]
+    return (max if STANDING_OUT[column] else min)(known, key=lambda i: layers[i][column]) if len(known) > 1 else None
+
+
+def read_apart(run: Finished) -> Rows:
+    """Reads, of each layer and number, the standard error of its difference from the layer that stands out; of a run
+    without these, of two that are taken to be independent."""
+    tables = run.results.tables
+    if OF_LAYER_DIFFERENCES in tables:
+        return group_by_model(tables[OF_LAYER_DIFFERENCES])
+    rows, errors = (group_by_model(tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    apart: dict[str, list[dict[str, Any]]] = {model: [{} for _ in layers] for model, layers in rows.items()}
+    for model, layers in rows.items():
+        for column in STANDING_OUT:
+            best = find_best(layers, column)
+            of = [row[column] for row in errors[model]]
+            for row, error in zip(apart[model], of if best is None else combine_with_best(of, best), strict=True):
+                row[column] = error
+    return apart
+
+
+def count_freedom(about: Mapping[str, Any], column: str) -> int | None:
+    """Counts the degrees of freedom of the errors of a number: of the documents, or groups of them, less one; None
+    where they are not known."""
+    documents = about.get(DOCUMENTS_WITHOUT if column == KL_WITHOUT else DOCUMENTS)
+    if documents is None:
+        return None
+    return (min(documents, GROUPS) if column == DIMENSION else documents) - 1
+
+
+def say_answers(rows: Rows, apart: Rows, about: Mapping[str, Any]) -> Iterator[list[str]]:
     """Says of each model which layers stand out: those that cannot be told apart from the first of them.
 
-    documents: that errors are over.
-    of_losses: the same of what is lost without a block, which is measured on few texts.
+    apart: standard errors of the difference from it.
+    about: how many documents these are over.
     """
     for model, layers in rows.items():
         found = [
-            say_extreme(layers, errors[model], column, highest, form, of_losses if column == KL_WITHOUT else documents)
-            for column, highest, form in FORMS
+            say_extreme(layers, apart[model], column, count_freedom(about, column))
+            for column in FORMS
             if column != INFLUENCE or all(row[KL_WITHOUT] is None for row in layers)
         ]
         if any(found):
             yield [model, "; ".join(filter(None, found))]
 
 
-def say_extreme(
-    layers: Layers, errors: Layers, column: str, highest: bool, form: str, documents: int | None = None
-) -> str:
-    """Says where a number is highest or lowest; empty where no two layers have it."""
-    known = [i for i, row in enumerate(layers) if row[column] is not None]
-    if len(known) < 2:
+def say_extreme(layers: Layers, apart: Layers, column: str, freedom: int | None = None) -> str:
+    """Says where a number is highest or lowest; empty where no two layers have it.
+
+    apart: standard errors of the difference from that layer.
+    freedom: of these.
+    """
+    best = find_best(layers, column)
+    if best is None:
         return ""
-    best = (max if highest else min)(known, key=lambda i: layers[i][column])
-    of = [errors[i][column] for i in known]
-    freedom, numbers = None if documents is None else documents - 1, [layers[i][column] for i in known]
-    alike = [known[place] for place in list_alike(numbers, of, known.index(best), freedom)]
+    known = [i for i, row in enumerate(layers) if row[column] is not None]
+    numbers, errors = ([rows[i][column] for i in known] for rows in (layers, apart))
+    alike = [known[place] for place in list_within(numbers, errors, known.index(best), freedom)]
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
@@ -115,7 +149,7 @@ def say_extreme(
     blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
     others = [name for name in where if not name.startswith(BLOCK)]
     named = ("one of " if len(alike) > 1 else "") + ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
-    return form.format(where=named, span=span, end=end)
+    return FORMS[column].format(where=named, span=span, end=end)
 
 
 class Depth(NamedTuple):
@@ -225,12 +259,9 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = draw_quantities(groups, (KL_WITHOUT,))
-    rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
-    column, highest, form = FORMS[0]
-    k, documents = run.results.about["k"], run.results.about.get("documents")
-    found = [
-        (model, say_extreme(layers, errors[model], column, highest, form, documents)) for model, layers in rows.items()
-    ]
+    rows, apart, k = group_by_model(run.results.tables[OF_LAYER]), read_apart(run), run.results.about["k"]
+    freedom = count_freedom(run.results.about, DIMENSION)
+    found = [(model, say_extreme(layers, apart[model], DIMENSION, freedom)) for model, layers in rows.items()]
     drawn = {curves[0].about["quantity"] for curves in groups}
     of_last = [short for quantity, short in OF_LAST.items() if quantity in drawn]
     set_headline(
@@ -250,8 +281,7 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     trained = {model: of for model, of in rows.items() if model not in run.untrained}
-    documents, of_losses = (run.results.about.get(name) for name in (DOCUMENTS, DOCUMENTS_WITHOUT))
-    said = list(say_answers(rows, errors, documents, of_losses))
+    said = list(say_answers(rows, read_apart(run), run.results.about))
     return Part(
         claims=[each.verdict("layers", trained) for each in claims],
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=said)},

@@ -1,6 +1,7 @@
 """Numbers of one layer: of rows of different texts, and of the path that the tokens of a text take."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +11,45 @@ from scipy.optimize import root_scalar
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
+from repsim_cli.studies.layers.columns import GROUPS
 
-GROUPS = 20  # of texts, left out one after the other
 BLOCK = 512  # rows whose distances to all others are held at a time
 DISTINCT = 0.9  # of the rows, which must have neighbours at a distance
 FLAT = 1e-12  # of the largest squared distance, below which two rows are equal
 
 
 class LayerEstimate(NamedTuple):
-    """se: standard error; NaN where it is not known."""
+    """parts: how far the value goes with each document, or group of them; their squares add up to that of the standard
+    error. Empty where that is not known."""
 
     value: float
-    se: float
+    parts: Float[np.ndarray, " m"]
+
+    @property
+    def se(self) -> float:
+        """Computes the standard error; NaN where it is not known."""
+        return float(np.linalg.norm(self.parts)) if len(self.parts) else math.nan
+
+
+def compare_with_best(estimates: Sequence[LayerEstimate], highest: bool) -> list[float]:
+    """Computes the standard error of what parts each estimate from the highest of them, or the lowest, all on the same
+    documents: what these do to both alike does not count. NaN where it is not known.
+
+    >>> estimates = [LayerEstimate(1.0, np.array([0.3, 0.4])), LayerEstimate(2.0, np.array([0.3, 0.1]))]
+    >>> [round(error, 3) for error in compare_with_best(estimates, highest=True)]
+    [0.3, 0.0]
+    """
+    values = [each.value for each in estimates]
+    if np.isnan(values).all():
+        return [math.nan] * len(values)
+    best = estimates[int((np.nanargmax if highest else np.nanargmin)(values))]
+    return [
+        LayerEstimate(0.0, each.parts - best.parts).se if len(each.parts) == len(best.parts) else math.nan
+        for each in estimates
+    ]
+
+
+UNKNOWN = LayerEstimate(math.nan, np.zeros(0))
 
 
 class NearestDistances(NamedTuple):
@@ -60,9 +88,9 @@ def estimate_intrinsic_dimension(near: NearestDistances, k: int, texts: Int[np.n
     place = np.unique(texts, return_inverse=True)[1]
     group = torch.from_numpy(place * min(GROUPS, place.max() + 1) // (place.max() + 1))
     value = _estimate_dimension(near, k, torch.ones_like(group, dtype=torch.bool))
-    parts = [_estimate_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
-    spread = np.sqrt((len(parts) - 1) * np.var(parts)) if len(parts) > 1 else np.nan
-    return LayerEstimate(value, float(spread))
+    parts = np.array([_estimate_dimension(near, k, group != left) for left in range(int(group.max()) + 1)])
+    scale = math.sqrt((len(parts) - 1) / len(parts))
+    return LayerEstimate(value, scale * (parts - parts.mean()) if len(parts) > 1 else parts[:0])
 
 
 def _estimate_dimension(near: NearestDistances, k: int, kept: Tensor) -> float:
@@ -136,14 +164,17 @@ def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> floa
 
 
 def average_over_documents(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> LayerEstimate:
-    """Computes the mean over documents of their texts' means, and its standard error."""
-    known = ~np.isnan(values)
-    _, place = np.unique(documents[known], return_inverse=True)
-    if not len(place):
-        return LayerEstimate(np.nan, np.nan)
-    means = np.bincount(place, values[known]) / np.bincount(place)
-    error = means.std(ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
-    return LayerEstimate(float(means.mean()), float(error))
+    """Computes the mean over documents of their texts' means. Documents without a value do nothing to it."""
+    known, place = ~np.isnan(values), np.unique(documents, return_inverse=True)[1]
+    counts = np.bincount(place[known], minlength=place.max(initial=-1) + 1)
+    there, m = counts > 0, int((counts > 0).sum())
+    if not m:
+        return UNKNOWN
+    means = np.bincount(place[known], values[known], len(counts))[there] / counts[there]
+    parts = np.zeros(len(counts) if m > 1 else 0)
+    if m > 1:
+        parts[there] = (means - means.mean()) / math.sqrt(m * (m - 1))
+    return LayerEstimate(float(means.mean()), parts)
 
 
 def compute_same_class_shares(

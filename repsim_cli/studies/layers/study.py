@@ -3,7 +3,7 @@ block does."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Unpack
@@ -31,7 +31,7 @@ from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
-from repsim_cli.runs.content import BY_SCALE, COPIES, OF_LAYER_ERRORS, Results, Table
+from repsim_cli.runs.content import BY_SCALE, COPIES, OF_LAYER_DIFFERENCES, OF_LAYER_ERRORS, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.layers import scores
 from repsim_cli.studies.layers.columns import (
@@ -40,6 +40,7 @@ from repsim_cli.studies.layers.columns import (
     BY_SCALE_COLUMNS,
     COSINE,
     CURVATURE,
+    DIFFERENCES_COLUMNS,
     DIMENSION,
     DOCUMENTS,
     DOCUMENTS_WITHOUT,
@@ -51,16 +52,22 @@ from repsim_cli.studies.layers.columns import (
     OF_LAYER_COLUMNS,
     RANK,
     SAME_CLASS,
+    STANDING_OUT,
 )
 from repsim_cli.studies.layers.gathered import OfLayer, gather, select_text_values
-from repsim_cli.studies.layers.scores import LayerEstimate, average_over_documents
+from repsim_cli.studies.layers.scores import UNKNOWN, LayerEstimate, average_over_documents, compare_with_best
 from repsim_cli.studies.layers.without import BlockLosses, compute_block_losses, say_why_unskippable
 
 SAME = 1e-4  # relative difference of numbers of one model, whose neurons may be in another order
 LEAST = 40  # texts of which an intrinsic dimension is estimated
 SCALE = (1, 2, 4, 8, 16, 32, 64)
 NEIGHBOURS = 10
-UNKNOWN = LayerEstimate(np.nan, np.nan)
+TABLES = {
+    OF_LAYER: OF_LAYER_COLUMNS,
+    OF_LAYER_ERRORS: OF_LAYER_COLUMNS,
+    BY_SCALE: BY_SCALE_COLUMNS,
+    OF_LAYER_DIFFERENCES: DIFFERENCES_COLUMNS,
+}
 
 
 def find_copies(rows: Sequence[Sequence[Any]]) -> Iterator[list[str]]:
@@ -108,7 +115,7 @@ class Layers(Study):
         self,
         *,
         k: Small = 4,
-        without: Medium0 = 8,
+        without: Medium0 = 16,
         **given: Unpack[OfRows],
     ):
         self.extract, self.hardware, self.k, self.without = given["extract"], given["hardware"], k, without
@@ -181,7 +188,7 @@ class Layers(Study):
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        found: list[list[list[Any]]] = [[], [], []]
+        tables = {name: Table(columns=columns, rows=[]) for name, columns in TABLES.items()}
         diagnosed: dict[str, Table] = {}
         counted_rows = Counter[str]()  # of all models, in the manifest
         documents: dict[str, list[int]] = {DOCUMENTS: [], DOCUMENTS_WITHOUT: []}
@@ -212,16 +219,13 @@ class Layers(Study):
             if without is not None:
                 documents[DOCUMENTS_WITHOUT].append(len(np.unique(without.units)))
             with run.stage("layers"):
-                made = self._rows(run, counted, given, units, gathered, without)
-                for whole, part in zip(found, made, strict=True):
-                    whole += part
+                for name, rows in self._rows(run, counted, given, units, gathered, without).items():
+                    tables[name].rows.extend(rows)
         run.manifest["rows"], left = counted_rows["rows"], counted_rows["rows_left_out"]
         if "remedies" in run.manifest:
             share = left / (counted_rows["rows"] + left)
             run.manifest["remedies"] |= {"rows_left_out": left, "share_left_out": share}
-        names, columns = (OF_LAYER, OF_LAYER_ERRORS, BY_SCALE), (OF_LAYER_COLUMNS, OF_LAYER_COLUMNS, BY_SCALE_COLUMNS)
-        tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
-        if copies := list(find_copies(found[0])):
+        if copies := list(find_copies(tables[OF_LAYER].rows)):
             tables[COPIES] = Table(columns=["model", "other"], rows=copies)
         about = {"k": self.k, **{name: min(counts) for name, counts in documents.items() if counts}}
         return Results(study="layers", tables=tables | diagnosed, about=about)
@@ -262,8 +266,8 @@ class Layers(Study):
         units: Int[np.ndarray, " N"],
         found: Sequence[OfLayer],
         without: BlockLosses | None,
-    ) -> Sequence[list[list[Any]]]:
-        """Makes the rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
+    ) -> dict[str, list[list[Any]]]:
+        """Makes the rows of each of TABLES."""
         (reading,) = extraction.readings
         counts = count_kept_rows(given, self.extract)
         texts = counts > 0
@@ -274,7 +278,7 @@ class Layers(Study):
             classes = None
         sizes = torch.from_numpy(counts[texts]).double()
         order = order_layers([layer.name for layer in reading.layers])
-        rows, errors, scales, before = [], [], [], None
+        names, of_layers, scales, before = list[str](), list[dict[str, Any]](), [], None
         for at in run.progress(order, label=f"layers of {reading.label}", unit="layers"):
             layer, x = found[at], torch.cat(found[at].last)
             name = reading.layers[at].name
@@ -289,7 +293,9 @@ class Layers(Study):
                 )
                 for k in dict.fromkeys([*steps, self.k])
             }
-            scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
+            scales += [
+                [reading.label, name, k, of.value, _read_standard_error(of)] for k in steps if (of := by_scale[k])
+            ]
             same, by_chance = UNKNOWN, None
             if classes is not None:
                 shares, by_chance = scores.compute_same_class_shares(near, NEIGHBOURS, classes)
@@ -306,12 +312,29 @@ class Layers(Study):
                 BY_CHANCE: by_chance,
                 **_average_removal_effects(without, reading.points[at]),
             }
-            rows.append([reading.label, name, *(_read_value(number) for number in numbers.values())])
-            errors.append([reading.label, name, *(_read_standard_error(number) for number in numbers.values())])
+            names.append(name)
+            of_layers.append(numbers)
             for why in dict.fromkeys(lacking):
                 run.warn(f"{reading.label}@{name}: {why}")
             before = x
-        return rows, errors, scales
+        return {BY_SCALE: scales} | {
+            table: [[reading.label, name, *values] for name, values in zip(names, of, strict=True)]
+            for table, of in _write_estimates(of_layers).items()
+        }
+
+
+def _write_estimates(of_layers: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float | None]]]:
+    """Writes the numbers of every layer, their standard errors, and those of differences from the layer that stands
+    out, each for its table."""
+    apart = [
+        compare_with_best([numbers[column] for numbers in of_layers], highest)
+        for column, highest in STANDING_OUT.items()
+    ]
+    return {
+        OF_LAYER: [[_read_value(number) for number in numbers.values()] for numbers in of_layers],
+        OF_LAYER_ERRORS: [[_read_standard_error(number) for number in numbers.values()] for numbers in of_layers],
+        OF_LAYER_DIFFERENCES: [[_read_value(error) for error in errors] for errors in zip(*apart, strict=True)],
+    }
 
 
 def _average_removal_effects(without: BlockLosses | None, point: HookPoint) -> dict[str, LayerEstimate]:

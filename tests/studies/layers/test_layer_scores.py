@@ -40,7 +40,8 @@ def test_planted_dimensions_are_within_their_errors(dim):
     rng, off = np.random.default_rng(1), []
     for _ in range(40):
         near = scores.find_nearest_distances(torch.from_numpy(planted(rng, 300, dim)), 30)
-        value, se = scores.estimate_intrinsic_dimension(near, 2, np.arange(300))
+        found = scores.estimate_intrinsic_dimension(near, 2, np.arange(300))
+        value, se = found.value, found.se
         off.append((value - dim) / se)
     assert np.mean(np.abs(off) < 2) >= 0.95
     assert np.std(off) > 0.3  # an error that says something
@@ -52,7 +53,8 @@ def test_errors_hold_where_texts_of_a_document_are_alike():
     for _ in range(30):
         x = np.repeat(planted(rng, 60, 6), 5, 0) + 0.3 * planted(rng, 300, 6)
         near = scores.find_nearest_distances(torch.from_numpy(x), 40)
-        found.append(scores.estimate_intrinsic_dimension(near, 1, np.repeat(np.arange(60), 5)))
+        of = scores.estimate_intrinsic_dimension(near, 1, np.repeat(np.arange(60), 5))
+        found.append((of.value, of.se))
     values, errors = np.array(found).T
     assert 0.9 < errors.mean() / values.std(ddof=1) < 2.5
     assert np.mean(np.abs(values - values.mean()) < 2 * errors) >= 0.88
@@ -120,8 +122,19 @@ def test_neighbours_of_the_same_class():
 
 def test_means_are_over_documents():
     found = scores.average_over_documents(np.array([1.0, 3.0, 6.0, np.nan]), np.array([0, 0, 1, 2]))
-    assert found == pytest.approx((4.0, np.std([2.0, 6.0], ddof=1) / 2**0.5))
+    assert (found.value, found.se) == pytest.approx((4.0, np.std([2.0, 6.0], ddof=1) / 2**0.5))
     assert np.isnan(scores.average_over_documents(np.array([np.nan]), np.array([0])).value)
+
+
+def test_what_documents_do_to_all_layers_alike_does_not_count():
+    """The error of a difference is that of the differences of documents."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 8)) + 10 * rng.normal(size=8)
+    best = int(values.mean(1).argmin())
+    found = scores.compare_with_best([scores.average_over_documents(x, np.arange(8)) for x in values], highest=False)
+    assert found == pytest.approx((values - values[best]).std(1, ddof=1) / 8**0.5)
+    unknown = [scores.UNKNOWN, *(scores.average_over_documents(x[:2], np.array([0, 0])) for x in values)]
+    assert np.isnan(scores.compare_with_best(unknown, highest=True)).all()
 
 
 def test_models_with_the_same_numbers_are_copies():

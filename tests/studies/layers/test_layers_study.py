@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
+from repsim_cli.runs.content import BY_SCALE, OF_LAYER_DIFFERENCES, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
 from repsim_cli.studies.layers.columns import OF_LAYER, OF_LAYER_COLUMNS
 from repsim_cli.studies.layers.finding import group_by_model, say_answers, say_extreme
 
@@ -77,6 +77,12 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, headed, monkeypatch
         shares /= shares.sum()
         assert found[layer]["rank"] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-5)
         assert errors[layer]["entropy"] > 0
+    apart = table(newest(), OF_LAYER_DIFFERENCES)
+    lost, of_each, of_pair = ([row["KL without"] for row in rows[1:]] for rows in (found, errors, apart))
+    least = int(np.argmin(lost))
+    assert of_pair[least] == 0
+    sums = np.hypot(of_each, of_each[least])
+    assert all(0 < of_pair[i] <= np.sqrt(2) * sums[i] for i in range(3) if i != least)
     assert found[0]["influence"] is None
     assert found[0]["KL without"] is None
     assert {row["k"] for row in group_by_model(reader.read_results(newest()).tables[BY_SCALE])["mine"]} == {1, 2, 4, 8}
@@ -153,32 +159,28 @@ def test_texts_of_one_class_tell_nothing(repsim, newest, tmp_path):
 
 def test_shares_of_classes_stand_beside_chance():
     layers = [{"layer": f"resid_post@{i}", "same class": 0.5 + i / 99, "class by chance": 0.498} for i in range(3)]
-    said = say_extreme(layers, [{"same class": 0.3}] * 3, "same class", True, "")
+    said = say_extreme(layers, [{"same class": 0.4}] * 3, "same class")
     assert said == "no layer stands out by neighbours of the same class (0.5 to 0.52, chance 0.498)"
 
 
 def test_layers_that_cannot_be_told_apart_are_named_together():
     layers = [{"layer": f"resid_post@{i}", "dimension": value} for i, value in enumerate((3.0, 7.0, 8.0, 4.0))]
-    errors = [{"dimension": 0.5} for _ in layers]
-    form = "most at {where} ({span}{end})"
-    assert (
-        say_extreme(layers, errors, "dimension", True, form)
-        == "most at one of blocks 1 to 2 (7 to 8; 4 at block 3, the last)"
+    apart = [{"dimension": 0.7} for _ in layers]
+    assert say_extreme(layers, apart, "dimension") == (
+        "texts take most directions at one of blocks 1 to 2 (intrinsic dimension 7 to 8; 4 at block 3, the last)"
     )
-    errors = [{"dimension": 3.0} for _ in layers]
-    assert (
-        say_extreme(layers, errors, "dimension", True, form)
-        == "no layer stands out by intrinsic dimension of texts (3 to 8)"
-    )
-    assert say_extreme(layers, [{"dimension": None}] * 4, "dimension", True, form).startswith("no layer stands out")
-    assert say_extreme(layers[:1], errors, "dimension", True, form) == ""
+    nowhere = "no layer stands out by intrinsic dimension of texts (3 to 8)"
+    assert say_extreme(layers, [{"dimension": 4.2}] * 4, "dimension") == nowhere
+    assert say_extreme(layers, [{"dimension": None}] * 4, "dimension") == nowhere
+    assert say_extreme(layers[:1], apart, "dimension") == ""
 
 
 def test_losses_without_blocks_are_as_sure_as_the_few_documents_that_they_are_of():
     losses = (0.1, 0.2, 0.3)
     layers = [{"layer": f"resid_post@{i}", **dict.fromkeys(NUMBERS), "KL without": of} for i, of in enumerate(losses)]
-    errors = [{**dict.fromkeys(NUMBERS), "KL without": 0.025} for _ in layers]
-    said = [next(say_answers({"m": layers}, {"m": errors}, 80, of_losses))[1] for of_losses in (8, 80, 3)]
+    apart = [{**dict.fromkeys(NUMBERS), "KL without": 0.035} for _ in layers]
+    counts = [{"documents": 80, "documents of blocks left out": of_losses} for of_losses in (8, 80, 3)]
+    said = [next(say_answers({"m": layers}, {"m": apart}, about))[1] for about in counts]
     assert said == [
         "the next token changes least without one of blocks 0 to 1 (KL 0.1 to 0.2 nats; 0.3 at block 2, the last)",
         "the next token changes least without block 0 (KL 0.1 nats; 0.3 at block 2, the last)",
