@@ -82,10 +82,9 @@ def find_best(layers: Layers, column: str) -> int | None:
     return (max if STANDING_OUT[column] else min)(known, key=lambda i: layers[i][column]) if len(known) > 1 else None
 
 
-def read_apart(run: Finished) -> Rows:
+def read_apart(tables: Mapping[str, Table]) -> Rows:
     """Reads, of each layer and number, the standard error of its difference from the layer that stands out; of a run
     without these, of two that are taken to be independent."""
-    tables = run.results.tables
     if OF_LAYER_DIFFERENCES in tables:
         return group_by_model(tables[OF_LAYER_DIFFERENCES])
     rows, errors = (group_by_model(tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
@@ -259,7 +258,11 @@ def draw_figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = draw_quantities(groups, (KL_WITHOUT,))
-    rows, apart, k = group_by_model(run.results.tables[OF_LAYER]), read_apart(run), run.results.about["k"]
+    rows, apart, k = (
+        group_by_model(run.results.tables[OF_LAYER]),
+        read_apart(run.results.tables),
+        run.results.about["k"],
+    )
     freedom = count_freedom(run.results.about, DIMENSION)
     found = [(model, say_extreme(layers, apart[model], DIMENSION, freedom)) for model, layers in rows.items()]
     drawn = {curves[0].about["quantity"] for curves in groups}
@@ -281,7 +284,7 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     trained = {model: of for model, of in rows.items() if model not in run.untrained}
-    said = list(say_answers(rows, read_apart(run), run.results.about))
+    said = list(say_answers(rows, read_apart(run.results.tables), run.results.about))
     return Part(
         claims=[each.verdict("layers", trained) for each in claims],
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=said)},

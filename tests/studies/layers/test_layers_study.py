@@ -13,7 +13,7 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_SCALE, OF_LAYER_DIFFERENCES, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
 from repsim_cli.studies.layers.columns import OF_LAYER, OF_LAYER_COLUMNS
-from repsim_cli.studies.layers.finding import group_by_model, say_answers, say_extreme
+from repsim_cli.studies.layers.finding import find_best, group_by_model, read_apart, say_answers, say_extreme
 
 WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",
          "extract.sequences=60", "hardware.threads=1")  # fmt: skip
@@ -186,6 +186,17 @@ def test_losses_without_blocks_are_as_sure_as_the_few_documents_that_they_are_of
         "the next token changes least without block 0 (KL 0.1 nats; 0.3 at block 2, the last)",
         "no layer stands out by KL without the block (0.1 to 0.3)",
     ]
+
+
+def test_a_run_without_errors_of_differences_takes_layers_to_be_independent(repsim, newest, headed):
+    code, _, err = repsim(*WORDS, of(headed), "options.without=0")
+    assert code == 0, err
+    tables = dict(reader.read_results(newest()).tables)
+    del tables[OF_LAYER_DIFFERENCES]
+    errors = [row["influence"] for row in table(newest(), OF_LAYER_ERRORS)]
+    of_best = errors[find_best(table(newest()), "influence")]
+    apart = [row["influence"] for row in read_apart(tables)["mine"]]
+    assert apart == [None, *(pytest.approx(np.hypot(of_best, error)) for error in errors[1:])]
 
 
 def test_documents_of_losses_are_counted(repsim, newest, headed):
