@@ -166,7 +166,7 @@ def test_distances_from_a_common_shape(data):
         )
         for i in range(count)
     ]
-    said = say_ends(rows)
+    said = say_ends(rows, 9)
     check(said)
     if (ends := re.match(r"(\w+) is closest .*, (\w+) furthest", said)) is not None:
         assert ends[1] != ends[2]

@@ -41,15 +41,31 @@ def test_others_are_named_up_to_a_number():
     assert say_others("ab", [0, 1], 0) == "; b is not told apart from it"
 
 
+@pytest.mark.parametrize(("models", "groups"), [(3, 4), (10, 4), (4, 10), (10, 10)])
+def test_errors_from_few_groups_rank_no_equal_models(models, groups):
+    """Distances and errors are those of means over as many groups as are left out: 400 draws, 0.05 and three errors of
+    a share."""
+    random, told = np.random.default_rng(models + groups), 0
+    for _ in range(400):
+        drawn = random.normal(1.0, 0.1, (models, groups))
+        errors = drawn.std(1, ddof=1) / groups**0.5
+        rows = [
+            {"model": f"m{i}", "distance": mean, "se": error}
+            for i, (mean, error) in enumerate(zip(drawn.mean(1).tolist(), errors.tolist(), strict=True))
+        ]
+        told += "closest" in say_ends(rows, groups - 1)
+    assert told / 400 <= 0.05 + 3 * 0.011
+
+
 def test_models_that_are_as_far_from_a_shape_are_not_ranked():
     """Ten models of one kind, whose distances and errors a trial gave: 0.651 to 0.675."""
     rows = [{"model": f"m{i}", "distance": 0.651 + 0.0027 * i, "se": 0.0085} for i in range(10)]
-    assert say_ends(rows) == (
+    assert say_ends(rows, 9) == (
         "no model is told apart from the others: their distances from the common shape are 0.651 (se 0.0085) to 0.675 "
         "(se 0.0085)"
     )
     rows[0]["distance"], rows[1]["distance"] = 0.551, 0.561
-    assert say_ends(rows).startswith(
+    assert say_ends(rows, 9).startswith(
         "m0 is closest to the common shape at 0.551 (se 0.0085); m1 is not told apart from it, m9 furthest at 0.675"
     )
 

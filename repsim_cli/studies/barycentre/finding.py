@@ -16,7 +16,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.extremes import list_alike, say_others
 from repsim_cli.runs.content import NEAREST, Axis, Curve, Numbers, Table
-from repsim_cli.studies.barycentre.columns import APART, FROM_SHAPE, OF_PLACES
+from repsim_cli.studies.barycentre.columns import APART, FROM_SHAPE, GROUPS, OF_PLACES
 
 Row = Mapping[str, Any]
 MAP, CHANCE = "map about the common shape", "rows paired at random"
@@ -52,27 +52,28 @@ def place_models(apart: Float[np.ndarray, "m m"]) -> tuple[Float[np.ndarray, "m 
 
 def say_answers(run: Finished) -> Iterator[list[str]]:
     """Says of each depth how far the models are from their common shape, and what chance gives."""
-    for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items():
-        yield [
-            _name_depth(depth),
-            f"{say_ends(rows)} (rows paired at random: {np.mean([r['chance'] for r in rows]):.2f})",
-        ]
+    documents = run.results.tables[OF_PLACES].column("documents")
+    for (depth, rows), count in zip(group_by_depth(run.results.tables[FROM_SHAPE]).items(), documents, strict=True):
+        ends, chance = say_ends(rows, min(GROUPS, count) - 1), np.mean([row["chance"] for row in rows])
+        yield [_name_depth(depth), f"{ends} (rows paired at random: {chance:.2f})"]
 
 
-def say_ends(rows: Sequence[Row]) -> str:
-    """Says which model is closest and which furthest, and which others cannot be told apart from these."""
+def say_ends(rows: Sequence[Row], freedom: int) -> str:
+    """Says which model is closest and which furthest, and which others cannot be told apart from these. freedom: of the
+    errors, one less than the groups of documents that are left out for them."""
     values, errors = [row["distance"] for row in rows], [row["se"] for row in rows]
     if len(rows) == 2:
         return f"both models are {_format_distance(rows[0])} from their common shape"
     first, last = int(np.argmin(values)), int(np.argmax(values))
-    if last in list_alike(values, errors, first):
+    if last in list_alike(values, errors, first, freedom):
         return (
             "no model is told apart from the others: their distances from the common shape are "
             f"{_format_distance(rows[first])} to {_format_distance(rows[last])}"
         )
     models = [row["model"] for row in rows]
     closest, furthest = (
-        _format_distance(rows[end]) + say_others(models, list_alike(values, errors, end), end) for end in (first, last)
+        _format_distance(rows[end]) + say_others(models, list_alike(values, errors, end, freedom), end)
+        for end in (first, last)
     )
     return f"{models[first]} is closest to the common shape at {closest}, {models[last]} furthest at {furthest}"
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from repsim_cli.measures.bases import nuclear_norm
 from repsim_cli.measures.centring import centre
+from repsim_cli.studies.barycentre.columns import GROUPS
 
 MOST = 200  # steps
 # shares of the objective: where a step lowers it by no more, it has stopped falling; of errors and chance, which come
 # out the same within 1 %
 FALLS, ROUGHLY = 1e-6, 1e-4
-GROUPS, FEWEST = 10, 4  # of documents, left out one after the other; documents below which no error is known
+FEWEST = 4  # documents, below which no error is known
 Rows = Float[Tensor, "n d"]
 
 
