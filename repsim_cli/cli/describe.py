@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from repsim_cli.base import registry
 from repsim_cli.base.documents import read_yaml
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.registry import did_you_mean, name_package
 from repsim_cli.cli.docstrings import EXAMPLE
 from repsim_cli.cli.glossary import look_up_terms
 from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, read_kind
@@ -22,6 +22,8 @@ from repsim_cli.config.presets import TABLES, describe_group, find_conf_folder, 
 
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
+CHOICES = {"study": "study={}", "model": f"model=[] '+model.{MINE}={{{{kind: {{}}}}}}'"}
+"""How a kind without an entry of its own is chosen."""
 SUGGESTED = 3
 ALIKE = 0.8  # of a name and a suggestion, from 0 to 1: 'none' is not what 'nope' meant
 WIDTH = 100
@@ -258,11 +260,17 @@ def _make_kind_topic(group: str, kind: str, selected: Selected | None) -> Topic:
         name=kind,
         title=f"study {kind}" if group == "study" else f"{group} kind {kind}",
         path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
+        header=_name_origin(ROOMS[group], kind),
         prose=told.prose,
         settings=told.settings,
         facts=told.facts,
-        example=told.example or (selected.example if selected else f"repsim run {group}=[{kind}]"),
+        example=told.example or (selected.example if selected else f"repsim run {CHOICES[group].format(kind)}"),
     )
+
+
+def _name_origin(room: registry.Registry, name: str) -> str:
+    """Names the package that registers a component; empty where it is repsim's own."""
+    return f"From the package {name_package(room.plugins[name])}" if name in room.plugins else ""
 
 
 def _read_entry(group: str, selected: Selected) -> Topic:
@@ -288,6 +296,7 @@ def _make_analysis_topic(name: str) -> Topic:
         name=name,
         title=f"analysis {name}",
         path=f"analyses.{name}",
+        header=_name_origin(registry.analyses, name),
         prose=told.prose,
         settings=told.settings,
         facts=told.facts,

@@ -64,6 +64,14 @@ def test_a_package_adds_one_of_each(command, tmp_path):
     told = command("describe", "overlap_of_signs").stdout
     assert "Share of rows whose sums are on the same side." in told
     assert "above" in told
+    for name, example in (
+        ("parameters", "repsim run study=parameters"),
+        ("wide_neox", "repsim run model=[] '+model.mine={kind: wide_neox}'"),
+        ("size_ratio", "repsim analyse latest +analyses.size_ratio={}"),
+    ):
+        told = command("describe", name).stdout
+        assert "\n  From the package repsim-template 1.0\n" in told
+        assert told.endswith(f"\n  example: {example}\n")
     run = (
         "model=[]",
         "+model.a={kind: wide_neox}",
