@@ -300,6 +300,11 @@ def test_a_class_name_means_one_thing():
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     assert not {name: files for name, files in where.items() if len(files) > 1}
+    page = (ROOT / "docs" / "how_to" / "question.md").read_text()  # its question may be added as it is printed
+    blocks = [ast.parse(block) for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)]
+    printed = {node.name for block in blocks for node in block.body if isinstance(node, ast.ClassDef)}
+    assert printed
+    assert not [name for name in printed if "studies/vocabulary/" not in where.get(name, ["studies/vocabulary/"])[0]]
 
 
 def test_no_test_imports_another():
