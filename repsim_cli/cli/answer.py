@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import write_percent
+from repsim_cli.base.plain import escape, write_percent
 from repsim_cli.base.remedies import say_treatment
 from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
@@ -64,9 +64,9 @@ def say_treated_rows(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"  rows: {treated}" + (f"; {left:,} ({write_percent(share, '.2g')}) left out" if left and share else "")
 
 
-def wrap_sentence(text: str) -> list[str]:
-    """Breaks a sentence into lines of the terminal."""
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+def wrap_sentence(text: str, head: str = "  ", indent: str = "    ") -> list[str]:
+    """Breaks a sentence into lines of the terminal, in which tabs and ends of lines of labels are shown as codes."""
+    return textwrap.wrap(escape(text), WIDTH, initial_indent=head, subsequent_indent=indent)
 
 
 def _say_read(given: Mapping[str, Any]) -> str:
@@ -143,7 +143,7 @@ def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str, digits
         for name, value in zip(names, sides.values.diagonal(), strict=True)
     ]
     head = f"    same layer{f' ({said})' if said else ''}: "
-    yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
+    yield from wrap_sentence(", ".join(cells), head, INDENT)
 
 
 def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, least: float | None) -> Iterator[str]:
@@ -164,7 +164,7 @@ def say_closest_layers(sides: Sides, word: Callable[[str], str], digits: str, le
         )
         text = f"best match: the same layer for {len(own)} of {len(found)}{_say_untold(own, least)}"
         text += f"; {others}" if others else ""
-        yield from textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent=INDENT)
+        yield from wrap_sentence(text, "    ", INDENT)
         return
     # layers without a value part those beside them
     apart = {each.layer: sides.rows.index(each.layer) - place for place, each in enumerate(found)}

@@ -9,7 +9,7 @@ import pytest
 
 from repsim_cli.api.entries import label_entries
 from repsim_cli.base.errors import BadInput
-from repsim_cli.cli.answer import is_about_measure, say_closest_layers
+from repsim_cli.cli.answer import is_about_measure, say_closest_layers, wrap_sentence
 from repsim_cli.cli.plan import _say_memory_room, plan_in_short
 from repsim_cli.findings.answering import Sides
 from repsim_cli.findings.sentences import find_least_lead
@@ -147,3 +147,7 @@ def test_a_lead_within_the_noise_is_not_told_apart():
     unknown = replace(measured, chance={"spread": 0.005})
     assert find_least_lead(unknown, Sides("a", "b", "xy", "pqr", values, None, True)) is None
     assert say(None)[1].endswith("0.90, 0.4 ahead (error not known)")
+
+
+def test_a_sentence_shows_tabs_and_ends_of_lines_of_labels_as_codes():
+    assert wrap_sentence("a\tb and c\nd are alike") == ["  a\\tb and c\\nd are alike"]
