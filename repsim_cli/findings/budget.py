@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import say_count, slug
 from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.figures.lines import NAMED, draw_light_grid
 from repsim_cli.figures.panels import make_panels, name_panels, set_headline
 from repsim_cli.figures.texts import shorten_names
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.answering import make_layer_namer
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, P_BEYOND, Table
@@ -44,6 +45,10 @@ Row = Mapping[str, Any]
 class Budget:
     """The shares of the token, of untrained models and of training in the similarity of layers at the same depth, and
     the layers that share most beyond the first two in a sentence; of runs with significance.budget=true."""
+
+    def check(self, planned: Planned) -> None:
+        if not planned.budget:
+            raise BadInput("values are not split into their parts; run with significance.budget=true")
 
 
 def group_rows_by_pair(table: Table) -> list[list[Row]]:

@@ -137,6 +137,17 @@ def test_what_cannot_be_analysed(repsim, finished, word, message):
     assert err.startswith(f"error: {message}")
 
 
+OF_MAPS = [name for name in registry.analyses.names() if "similarity" in find_analysis_card(name).studies]
+
+
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_an_analysis_that_a_run_has_nothing_for_is_one_line(repsim, finished, tmp_path, name):
+    run = shutil.copytree(finished(*SMALL, "measure=[cka]", "base=null"), tmp_path / "run")
+    code, _, err = repsim("analyse", run, f"+analyses.{name}={{}}")
+    assert code == 0 or err.startswith(f"error: analyses.{name}: ")
+    assert err.count("error: ") == bool(code)
+
+
 def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
     from repsim_cli.findings import agreement
 
