@@ -121,6 +121,7 @@ def main(folder: Path, rows: int, width: int, gb: float, names: list[str]) -> No
                 value = EXPECTED[name](*sides)
                 print(f"{name} [{a}, {b}]: {measured[name][a, b]:.6f}, numpy {value:.6f}", flush=True)
                 worst[name] = max(worst[name], abs(measured[name][a, b] - value))
+            del sides  # before the next are read, or four would be held
         print(", ".join(f"{name}: differs by {worst[name]:.1e} at most" for name in worst))
     finally:
         for file in files:
