@@ -52,6 +52,7 @@ class Comparison(Extraction):
     measures: by label. skipped: by label, why a measure is left out; unsuitable ones may be.
     within: layers are compared with those of the same model alone, and all layers with those of the model `targets`.
     side_by_side: all layers are read together, of whole models.
+    scatter: one sample also says how far its values lie apart by the drawn documents.
 
     Known once the rows are counted:
     clusters: which rows depend on each other. exchanged: those that permutations move; None: no permutation is drawn.
@@ -69,6 +70,7 @@ class Comparison(Extraction):
     within: bool = False
     targets: str | None = None
     side_by_side: bool = False
+    scatter: bool = True
     clusters: Clusters | None = None
     exchanged: Segments | None = None
     apart: np.ndarray | None = None

@@ -86,7 +86,7 @@ def find_left_out_measures(comparison: Comparison) -> dict[str, Measure]:
     """Finds the measures of a comparison that need it; none where no layers of several models are held together."""
     several = 1 < len(comparison.readings) < len(comparison.layers)
     held = comparison.extract.estimate == "full" and comparison.groups is None and comparison.significance.chance
-    if not (several and held):
+    if not (comparison.scatter and several and held):
         return {}
     return {label: measure for label, measure in comparison.measures.items() if _takes_left_out(measure)}
 

@@ -90,6 +90,7 @@ def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences
             "chance": None if (units := comparison.units) is None else hash_arrays([units.units, units.places]),
         },
         floor=significance.floor,
+        scatter=comparison.scatter,
         pairs=None if comparison.apart is None else hash_arrays([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=plan_passes(widths, comparison.room) if estimate == "moments" else None,
@@ -197,7 +198,7 @@ def estimate_matrices(
                 comparison.significance,
                 partial(_list_documents, comparison),
                 make_chance_observer(comparison),
-                single=extract.estimate == "full" and comparison.groups is None,
+                scatter=comparison.scatter and extract.estimate == "full" and comparison.groups is None,
                 models=comparison.places,
             ),
             beside=floor.combine_observers(

@@ -112,12 +112,12 @@ def make_statistics_observer(
     clusters: Callable[[int], np.ndarray],
     chance: Statistics,
     *,
-    single: bool = False,
+    scatter: bool = False,
     models: Sequence[slice] = (),
 ) -> Statistics:
     """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole.
-    chance: what batches say of it. single: whether there is one batch, whose values have no error without a jackknife.
-    models: the layers of each.
+    chance: what batches say of it. scatter: whether it is measured of values, of one batch, that have no error of a
+    jackknife. models: the layers of each.
     """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def make_statistics_observer(
                 observed |= score_against_null(prepared)
             if settings.jackknife:
                 observed["se"] = jackknife(prepared, values, clusters(batch))
-        if single and not settings.jackknife:
+        if scatter and not settings.jackknife:
             observed |= measure_scatter(measure, prepared, values, clusters(batch), models=models)
         return observed
 

@@ -111,7 +111,7 @@ def _sample(
     alone = Significance(clusters=comparison.significance.clusters, chance=comparison.significance.chance, floor=False)
     sampled = replace(comparison, extract=extract, seed=seed, measures=measures, significance=alone, groups=None)
     try:
-        sampled = sampled.add_clusters(run, sequences)
+        sampled = replace(sampled, scatter=False).add_clusters(run, sequences)
         made, _ = compute_matrices(run, sampled, sequences, identities=run.manifest["models"], tell=False)
     except (BadInput, NoValue, RunFailed) as error:
         run.warn(f"fewer_rows: {size} rows are left out ({error})")

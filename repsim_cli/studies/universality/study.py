@@ -206,7 +206,8 @@ class Universality(Study):
         part = part.pair_rows(run, sequences).count_rows(run, sequences)
         # of all parts, so that all have the same rows
         part = footprint.plan_memory(part.add_clusters(run, sequences, self.significance))
-        part = replace(part, measures={label: bound for label, bound in part.measures.items() if label in measures})
+        measured = {label: bound for label, bound in part.measures.items() if label in measures}
+        part = replace(part, measures=measured, scatter=False)
         return compute_matrices(run, part, sequences)[0]
 
     def _test_measure(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from safetensors.numpy import load_file
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
@@ -35,7 +36,7 @@ def records(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_values_are_those_of_the_samples(repsim, newest, stored):
+def test_values_are_those_of_the_samples(repsim, newest, stored, tmp_path):
     words, x, y = stored
     code, _, err = repsim(
         "run",
@@ -69,6 +70,9 @@ def test_values_are_those_of_the_samples(repsim, newest, stored):
         wide = scipy.stats.t.ppf(0.975, DRAWS - 1) * change["se of the change"]
         assert [change["low"], change["high"]] == pytest.approx([change["change"] - wide, change["change"] + wide])
         assert (folder / "figures" / f"fewer-rows-{name}.png").is_file()
+    kept = [load_file(file) for file in (tmp_path / "cache" / "matrices").glob("*/matrix-*")]
+    assert len(kept) == 2 * (1 + 2 * DRAWS)
+    assert sum("observed scatter" in matrix for matrix in kept) == 2  # of all rows: samples need no such error
 
 
 def test_a_long_run_of_sampled_rows_ends_with_its_own_error(repsim, newest, stored):
