@@ -1,6 +1,5 @@
 """`repsim run`: all jobs are composed and checked before the first starts; misspelt words load little."""
 
-import inspect
 import os
 from typing import NamedTuple
 
@@ -43,12 +42,12 @@ def run(words: list[str]) -> int:
     from repsim_cli.cli.job import plan_job
     from repsim_cli.cli.jobs import run_jobs
     from repsim_cli.config.run import validate
+    from repsim_cli.config.unread import say_unread
 
     cache.find_cache_folder()
-    jobs = [(config, validate(drop_hydra_keys(config))) for config in configs]
+    jobs = [(config, validate(drop_hydra_keys(config), say_unread(config, primary))) for config in configs]
     plans = [plan_job(checked, sweep=asked.sweep) for _, checked in jobs if checked.keys.dry_run]
     _say_untested(asked)
-    _say_unread(asked, [checked.keys.study for _, checked in jobs])
     if plans:
         for number, plan in enumerate(plans):
             say(*([""] if number else []), *plan)
@@ -78,15 +77,3 @@ def _say_untested(asked: RunRequest) -> None:
         if config.claims:
             what = f"the {len(config.claims)} of {config.name} are about its own models and are not tested"
             log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)
-
-
-def _say_unread(asked: RunRequest, names: list[str]) -> None:
-    """Says which models, measures and data of the words a study does not read."""
-    from repsim_cli.base.registry import studies
-
-    pairs = (word.lstrip("+").partition("=") for word in asked.words)
-    given = {key.partition(".")[0] for key, _, value in pairs if value not in ("[]", "null")}
-    for name in dict.fromkeys(names):
-        taken = inspect.signature(studies.get(name).function).parameters
-        for group in sorted(given & {"model", "measure", "data", "extract"} - taken.keys()):
-            log.warning("%s: study=%s does not read it, it is left out", group, name)

@@ -35,7 +35,15 @@ from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.files import check_readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
-from repsim_cli.config.presets import GROUPS, TABLES, describe_group, find_conf_folder, read_shipped, read_table_entries
+from repsim_cli.config.presets import (
+    GROUPS,
+    TABLES,
+    describe_group,
+    find_conf_folder,
+    read_preset,
+    read_shipped,
+    read_table_entries,
+)
 from repsim_cli.config.words import COMPONENT_KEY, restore_typed, restore_words, say_hydra_error, say_unreadable_word
 from repsim_cli.runs import folders, reader
 
@@ -257,7 +265,7 @@ def store_primary_config(
     that of the keys.
     """
     default = read_shipped(find_conf_folder() / "config.yaml")
-    choices = {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
+    choices = _read_choices(default)
     used = [group for group in choices if group in presets or _is_selected(group, words)]
     anew = [{group: presets.get(group, choices[group])} for group in used]
     logging_off = [{group: name} for group, name in choices.items() if "override" in group]
@@ -265,6 +273,22 @@ def store_primary_config(
     node = {"defaults": [*anew, "_self_", *logging_off], **kept, "hydra": default["hydra"]}
     ConfigStore.instance().store(name=GIVEN, node=node, provider="repsim")
     return GIVEN
+
+
+def read_start(primary: str) -> dict[str, Any]:
+    """Reads the keys that a command changes: those of conf/config.yaml, and what was stored in their place."""
+    default = read_shipped(find_conf_folder() / "config.yaml")
+    chosen = {group: name for group, name in _read_choices(default).items() if group in GROUPS and name}
+    start = default | {group: read_preset(group, name) for group, name in chosen.items()}
+    if primary == OWN:
+        return start
+    stored: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{primary}.yaml").node)
+    return start | stored
+
+
+def _read_choices(default: Mapping[str, Any]) -> dict[str, Any]:
+    """The files of groups that conf/config.yaml selects."""
+    return {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
 
 
 def _is_selected(group: str, words: Sequence[str]) -> bool:

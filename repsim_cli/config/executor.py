@@ -24,6 +24,11 @@ READ_BY = {  # settings that some executors read alone
     "account": ("slurm",),
     "timeout_min": ("slurm",),
 }
+# groups of which runs of studies that take none read these settings, or refuse them in words of their own
+OF_RUNS = {
+    "significance": ("method", "budget", "level"),
+    "hardware": ("executor", "processes", "threads", "memory_gb", "by_block", "price_per_node_hour", *READ_BY),
+}
 
 
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:

@@ -8,7 +8,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.schemas import Fields, attempt
-from repsim_cli.base.settings import Group, Ranked
+from repsim_cli.base.settings import Group, Ranked, Significance
 from repsim_cli.config.binding import bind, bind_component, wrap_model_function
 from repsim_cli.config.presets import find_conf_folder
 
@@ -86,6 +86,24 @@ def say_unread_points(name: str, study: Any, entries: Mapping[str, Fields]) -> I
             yield (
                 f"model.{label}.hook_points: the study {name} reads the same of every model, got "
                 f"{entry['hook_points']}; drop it"
+            )
+
+
+# settings of significance that are read with these methods alone
+TESTED = {
+    **dict.fromkeys(("permutations", "order"), ("permutation",)),
+    **dict.fromkeys(("family", "family_of", "alpha"), ("permutation", "closed_form")),
+}
+
+
+def say_untested(significance: Significance | None) -> Iterator[str]:
+    """Says which settings of a test are given where there is none that reads them."""
+    for key, methods in TESTED.items():
+        value = getattr(significance, key, None)
+        if significance is not None and significance.method not in methods and value != getattr(Significance, key):
+            yield (
+                f"significance.{key}: only for significance.method={' or '.join(methods)}, got {value} with "
+                f"{significance.method}, which does not read it; set significance={methods[0]}, or leave it out"
             )
 
 

@@ -80,6 +80,14 @@ def find_model_entry(name: str, key: str = "MODEL") -> dict[str, Any]:
     raise BadInput(f"{key}: neither a model nor a folder, got '{name}'; {hint} (an id of the hub is OWNER/NAME)")
 
 
+def read_preset(group: str, selected: Any) -> dict[str, Any]:
+    """The keys of a file of a group; of a table the entries by label. selected: its name, or a list of labels."""
+    if group in TABLES:
+        labels = [selected] if isinstance(selected, str) else selected
+        return {label: read_table_entries(group)[label] for label in labels}
+    return read_shipped(find_conf_folder() / group / f"{selected}.yaml")
+
+
 @cache
 def read_table_entries(group: str) -> dict[str, Any]:
     """The entries of a table, by label, and the measures of other packages with their defaults."""

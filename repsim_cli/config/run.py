@@ -1,7 +1,7 @@
 """DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from repsim_cli.config.binding import (
     wrap_data_function,
     wrap_measure_function,
 )
-from repsim_cli.config.executor import PORTS, check_executor
+from repsim_cli.config.executor import OF_RUNS, PORTS, check_executor
 from repsim_cli.config.extract import extract_of
 from repsim_cli.config.parts import (
     ROLES,
@@ -37,6 +37,7 @@ from repsim_cli.config.parts import (
     find_misplaced,
     say_unreachable,
     say_unread_points,
+    say_untested,
     select_runnable,
 )
 from repsim_cli.data.base import Data
@@ -104,9 +105,6 @@ class RunKeys(BaseModel):
     hardware: Fields
 
 
-OF_RUNS = ("significance", "hardware")  # groups of which runs of studies that take none read some settings, too
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
@@ -166,14 +164,15 @@ class RunConfig:
         return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
 
 
-def validate(config: DictConfig) -> RunConfig:
+def validate(config: DictConfig, unread: Iterable[str] = ()) -> RunConfig:
     """Builds the run that a configuration describes. Raises BadConfig with every problem found, before any weight
     loads.
 
+    unread: of `say_unread`, what it sets and its study can never use, where that is refused.
     A dry run takes shapes that ship with the package, not the hub's, and is not refused where the run does not fit this
     machine.
     """
-    problems: list[str] = []
+    problems = [*unread]
     plain = _resolve_keys(config, problems)
     dry = plain.get("dry_run") is True
     with collect_unfit(dry=dry) as misfits, use_known(plain.get("cache") is True, write=not dry):
@@ -221,6 +220,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
         problems += say_unread_points(plain["study"], study.function, plain["model"])
     _add_unsuited(problems, plain, study.function, bound.get("extract"), bound.get("data"))
     bound |= _bind_roles(plain, problems, wanted, None if unreached else list(bound.get("model", ())))
+    notes += say_untested(bound.get("significance"))
     analyses = bind_analyses(problems, plain.get("analyses"))
     _check_figures(problems, plain.get("figures", {}))
     attempt(problems, "", lambda: tracking.check(plain.get("track")))

@@ -13,6 +13,11 @@ from repsim_cli.models.source import AnySource, Series
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
 
+# keys that some studies never read
+TEXTS = "extract.keep_texts"
+SAMPLING = ("extract.estimate", "extract.rows", "extract.batch_rows")
+POINTS = ("extract.hook_points", "extract.layers")
+
 
 class OfModels(TypedDict):
     """What a run gives to a study of models."""
@@ -59,6 +64,7 @@ class Study:
     takes_columns: whether it reads two columns of text one by one.
     reads: what its measures read: `activations` or `attention`.
     by_block: whether models may be run block by block.
+    unread: settings of the groups that it takes which it never reads, whatever the others are, such as `extract.rows`.
     takes_series: whether its models are series of checkpoints.
     fixed_points: whether it chooses the hook points itself, the same for all models.
     readings: what is read of each model.
@@ -73,6 +79,7 @@ class Study:
     by_block: ClassVar[bool] = False
     takes_series: ClassVar[bool] = False
     fixed_points: ClassVar[bool] = False
+    unread: ClassVar[Sequence[str]] = (TEXTS,)
 
     readings: Sequence[Reading] = ()
     measures: Mapping[str, Measure] = {}

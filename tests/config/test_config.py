@@ -17,7 +17,9 @@ from repsim_cli.base.errors import BadConfig
 from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config import presets
 from repsim_cli.config.binding import MISSING, check_arguments, wrap_model_function
+from repsim_cli.config.compose import compose
 from repsim_cli.config.run import GROUPS, RunKeys, validate
+from repsim_cli.config.unread import say_unread
 from repsim_cli.engine.footprint import estimate_comparison_memory
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -142,6 +144,7 @@ def test_experiments(name):
     assert lines[0] == "# @package _global_"
     for part in ("Question: ", "Source: ", "Command: repsim run", "Cost: "):
         assert any(line.startswith(f"# {part}") for line in lines), f"{name}: {part}"
+    assert not [*say_unread(*compose([f"experiment={name}"]))]
     study = name.removeprefix("tiny/")
     assert any(f"## {study}" in page.read_text() for page in (ROOT / "experiments").glob("*.md")), study
     if name != study:

@@ -79,13 +79,3 @@ def test_keys_of_settings_that_studies_share():
 def test_a_key_that_is_written_as_a_flag(repsim, word, hint):
     code, _, err = repsim("run", word)
     assert (code, err) == (2, f"error: repsim run: unknown option, got '{word}'; {hint}\n")
-
-
-def test_what_a_study_does_not_read_is_said(repsim):
-    code, out, err = repsim("run", "study=architecture", "measure=[cka]", "data=embedded", "dry_run=true")
-    assert code == 0
-    assert "tiny_a" in out
-    assert err == "".join(
-        f"WARNING: {group}: study=architecture does not read it, it is left out\n" for group in ("data", "measure")
-    )
-    assert repsim("run", "measure=[cka]", "dry_run=true")[2] == ""

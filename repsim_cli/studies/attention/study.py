@@ -1,7 +1,7 @@
 """Similarity of the attention of every layer of every model with that of every layer of every model."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from repsim_cli.engine.matrices import resume
 from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import measure_record
 from repsim_cli.engine.rows import free_memory, hash_models, load_model, prepare, tally
-from repsim_cli.engine.study import OfMeasures, Study
+from repsim_cli.engine.study import TEXTS, OfMeasures, Study
 from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import Measure, OfAttention
 from repsim_cli.models.sizes import are_resident_together, count_resident_bytes
@@ -67,6 +67,7 @@ class Attention(Study):
 
     reads: ClassVar[str] = "attention"
     fixed_points: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = ("extract.rows", "extract.batch_rows", TEXTS)
 
     def __init__(
         self,

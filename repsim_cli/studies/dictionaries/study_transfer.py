@@ -25,7 +25,7 @@ from repsim_cli.engine.cached import hash_arrays
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.rows import prepare, tally
-from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Results, Table
@@ -69,6 +69,7 @@ class DictionaryTransfer(Study):
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+    unread: ClassVar[Sequence[str]] = (*SAMPLING, TEXTS)
 
     def __init__(
         self,

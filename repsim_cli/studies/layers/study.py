@@ -27,7 +27,7 @@ from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.rows import open_rows, prepare, tally
-from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
@@ -110,6 +110,7 @@ class Layers(Study):
 
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
     by_block: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = (*SAMPLING, TEXTS)
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Measures the log-likelihoods of the same texts under every model, and how far apart they put the models."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -25,7 +26,7 @@ from repsim_cli.engine.bounds import (
 from repsim_cli.engine.cost import describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
-from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.measures import Card
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
@@ -65,6 +66,7 @@ class Likelihoods(Study):
     """
 
     fixed_points: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS)
 
     def __init__(self, **given: Unpack[OfRows]):
         self.data, self.extract, self.hardware = given["data"], given["extract"], given["hardware"]

@@ -17,7 +17,7 @@ from repsim_cli.engine.cost import Cost, describe_needs, estimate_neurons_cost
 from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import open_rows, prepare
-from repsim_cli.engine.study import OfRows
+from repsim_cli.engine.study import TEXTS, OfRows
 from repsim_cli.runs.content import COUNTERPARTS, Matrix, Results, Side
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.neurons.counterparts import CrossMoments, NeuronCounterparts, find_counterparts
@@ -43,6 +43,7 @@ class UniversalNeurons(StudyOfRows):
     # correlations have no scale, and a neuron that is left out would have no number
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
     by_block: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = ("extract.rows", TEXTS)
 
     def __init__(
         self,

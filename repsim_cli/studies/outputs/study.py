@@ -35,7 +35,7 @@ from repsim_cli.engine.bounds import (
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
-from repsim_cli.engine.study import Study
+from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import ACCURACY, CHANCE, Matrix, Measured, Results, Side, Table
@@ -61,6 +61,7 @@ class Outputs(Study):
     """
 
     fixed_points: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS)
 
     def __init__(
         self,

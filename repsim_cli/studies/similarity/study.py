@@ -49,6 +49,7 @@ class Similarity(Study):
     takes_pairs: ClassVar[bool] = True
     takes_budget: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = ()
 
     def __init__(  # noqa: PLR0913 - keys of YAML
         self,

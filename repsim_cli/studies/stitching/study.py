@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from repsim_cli.engine.cost import Cost, describe_needs
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.grouped import check_metrics, choose_models, list_group_members, select_group_models
 from repsim_cli.engine.rows import prepare
-from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Results
@@ -81,6 +81,8 @@ class Stitching(Study):
         transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
         extract.sequences=100 extract.layers=[0,2,5] options.recipe.layer=least_squares
     """
+
+    unread: ClassVar[Sequence[str]] = ("extract.unit", "extract.padding", *SAMPLING, TEXTS)
 
     def __init__(
         self,

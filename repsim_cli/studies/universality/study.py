@@ -28,13 +28,15 @@ from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import make_card_record
 from repsim_cli.engine.rows import prepare
-from repsim_cli.engine.study import OfMeasures, Study
+from repsim_cli.engine.study import TEXTS, OfMeasures, Study
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import draw_untrained, make_shape_key
 from repsim_cli.runs.content import GRID, Matrix, Results, Side
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.universality.rule import MARGIN, find_needed
+
+UNREAD = ("chance", "floor", "jackknife", "bands", "family", "family_of")  # of significance: it tests in its own way
 
 Models = Mapping[str, Source]
 
@@ -83,6 +85,7 @@ class Universality(Study):
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     takes_pairs: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = (*(f"significance.{key}" for key in UNREAD), TEXTS)
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class Views(StudyOfRows):
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     by_block: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,
