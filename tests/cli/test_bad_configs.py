@@ -59,11 +59,12 @@ CONFIGS = {
     "no measure": ["measure=[]"],
     "no view": [
         "study=views",
+        "measure=[]",
         "extract.estimate=full",
         *(f"+options.{view}=null" for view in ("histograms", "neighbours", "couplings")),
     ],
     "no modulus": ["model=[modsum_0]", "model.modsum_0.recipe.moduli=[]"],
-    "too small a share": ["experiment=tiny/modsum_probes", "options.train_share=0.001"],
+    "too small a share": ["experiment=tiny/modsum_probes", "measure=[]", "options.train_share=0.001"],
     "layer": ["extract.layers=[0,6]"],
     "negative layer": ["extract.layers=[-7]"],
     "no layer": ["extract.layers=[]"],
@@ -166,11 +167,11 @@ VALUES = {
     "+options.neighbours.perplexity": ["inf"],
 }
 CONFIGS |= {  # of a study that takes none of the group
-    f"{word} of tables": ["study=architecture", word]
+    f"{word} of tables": ["study=architecture", "measure=[]", word]
     for word in ("significance.level=nan", "significance.alpha=-1", "hardware.batch_size=-1", "hardware.memory_gb=nan")
 }
 for key, values in VALUES.items():
-    start = ["study=views", "extract.estimate=full"] if key.startswith("+options") else []
+    start = ["study=views", "measure=[]", "extract.estimate=full"] if key.startswith("+options") else []
     start += [f"measure=[{key.split('.')[1]}]"] if key.startswith("measure") else []
     CONFIGS |= {
         f"{key}={value:.12}"
