@@ -80,7 +80,7 @@ def _split_path_parts(name: Any) -> list[str]:
     if not parts or ".." in parts:
         parts = [*Path(text).resolve().parts[1:]]
     last = parts[-1] if parts else ""
-    return [*parts[:-1], next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)]
+    return [*parts[:-1], Path(last).stem if last.lower().endswith(FILES) else last]
 
 
 def _make_label_key(text: str) -> str:

@@ -140,7 +140,7 @@ def _run(name: str) -> Path:
     try:
         return folders.find(name)
     except BadInput:
-        if name in read_table_entries("model") or place.suffix in FILES or (place / "config.json").is_file():
+        if name in read_table_entries("model") or place.suffix.lower() in FILES or (place / "config.json").is_file():
             raise BadInput(f"diff: only for runs, got the model '{name}'; use repsim compare MODEL MODEL") from None
         raise
 

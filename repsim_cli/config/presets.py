@@ -66,13 +66,13 @@ def find_model_entry(name: str, key: str = "MODEL") -> dict[str, Any]:
     known = read_table_entries("model")
     if name in known:
         return known[name]
-    if name.startswith((".", "/", "~")) or name.endswith(("/", *FILES)) or expand_path(name).exists():
+    if name.startswith((".", "/", "~")) or name.lower().endswith(("/", *FILES)) or expand_path(name).exists():
         place = expand_path(name)
-        if place.is_file() and not name.endswith(FILES):
+        if place.is_file() and not name.lower().endswith(FILES):
             raise BadInput(f"{key}: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
         from repsim_cli.models.series import is_native  # starts torch
 
-        stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
+        stored = "precomputed" if place.suffix.lower() in STORED or (place / "dataset_info.json").is_file() else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
     if name.count("/") == 1 or is_legacy(name):
         return {"kind": "transformers", "hub": name}

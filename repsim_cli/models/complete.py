@@ -1,7 +1,7 @@
 """Whether a checkpoint has all weights of its model and no others."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,15 +15,26 @@ def check_complete(model: Any, info: Mapping[str, Any], where: str) -> None:
     missing = sorted(key for key in info["missing_keys"] if key.startswith(backbone) and "pooler" not in key)
     wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
     if missing or wrong:
+        faults = (
+            _say_how_many(missing, "is missing", "are missing"),
+            _say_how_many(wrong, "has the wrong shape", "have the wrong shape"),
+        )
         raise BadInput(
-            f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
-            f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
+            f"path: {' and '.join(filter(None, faults))}, got '{where}' (first: {(missing + wrong)[0]}); save the "
+            "model again"
         )
     if surplus := _find_surplus_block(model, info["unexpected_keys"]):
         raise BadInput(
             f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
             f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
         )
+
+
+def _say_how_many(weights: Sequence[str], one: str, several: str) -> str:
+    """Says of how many weights something is true; empty for none."""
+    if not weights:
+        return ""
+    return f"1 weight {one}" if len(weights) == 1 else f"{len(weights)} weights {several}"
 
 
 def find_block_lists(skeleton: nn.Module, layers: int) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ log = logging.getLogger("repsim")
 
 
 def is_gguf(where: str | Path) -> bool:
-    return Path(where).suffix == SUFFIX
+    return Path(where).suffix.lower() == SUFFIX
 
 
 _known: dict[tuple[Any, str], tuple[tuple[int, ...], Any]] = {}  # by function and file: the file's state, its content

@@ -85,7 +85,7 @@ BAD = [
     (["+model.x=NOTOKENIZER", "extract.length=64"], "model.x.path: no tokenizer in it, got "),
     (
         ["+model.x=SHAPES", "extract.length=64", "model=[]"],
-        "model.x.path: 0 weights are missing and 1 have the wrong shape, got ",
+        "model.x.path: 1 weight has the wrong shape, got ",
     ),
     (["+model.x=VOCABULARY", "extract.length=64", "model=[]"], "model.x: its vocabulary has 20 tokens, got id "),
     (["model=3"], "model: a group is selected by name, got 'model=3'; write model=NAME, or +model.KEY=VALUE"),

@@ -12,8 +12,10 @@ from transformers import tokenization_utils_base
 import repsim_cli
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
+from repsim_cli.api.entries import label_entries
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
+from repsim_cli.config.presets import find_model_entry
 from repsim_cli.models import gguf as files
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import import_transformers
@@ -139,6 +141,15 @@ def test_the_only_file_of_a_folder_and_other_kinds_of_entries(tiny, file):
         with capture(source.load(False), source, expand(["resid_post"], "all", source)) as reader:
             streams.append(torch.stack([*reader(ids, torch.ones_like(ids, dtype=torch.bool)).values()]))
     torch.testing.assert_close(streams[0], streams[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_name_in_capital_letters(repsim, file):
+    loud = file.rename(file.with_name("TINY.GGUF"))
+    assert find_model_entry(str(loud)) == {"kind": "transformers", "path": str(loud)}
+    assert [*label_entries([str(loud)])] == ["TINY"]
+    code, out, err = repsim("describe", "model", loud)
+    assert code == 0, err
+    assert "3 blocks" in out
 
 
 def test_files_that_cannot_be_read(tiny, gpt_tokenizer, file, monkeypatch):

@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from repsim_cli.activations.batching import batch_by_length, measure_lengths
 from repsim_cli.activations.hook_points import HookPoint, expand
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.next_token import HEAD, number_documents
 from repsim_cli.activations.places import count_kept_rows
 from repsim_cli.activations.readings import choose_loading, find_point_width
@@ -222,7 +223,7 @@ class DictionaryTransfer(Study):
                 run.warn(f"model.{label}: nothing is said of the next token ({error})")
         head = model is not None
         if model is None:
-            model = source.load(False, how)
+            model = name_errors(label, source.load, False, how)
         counts = tally(run, self.extraction.models)
         return SpliceReader(
             model=model,
