@@ -149,7 +149,7 @@ def test_a_name_in_capital_letters(repsim, file):
     assert [*label_entries([str(loud)])] == ["TINY"]
     code, out, err = repsim("describe", "model", loud)
     assert code == 0, err
-    assert "3 blocks" in out
+    assert "type: llama, reads text" in out
 
 
 def test_files_that_cannot_be_read(tiny, gpt_tokenizer, file, monkeypatch):
