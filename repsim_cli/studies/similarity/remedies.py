@@ -8,10 +8,10 @@ from repsim_cli.activations.rows import count_run_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import find_free_key
 from repsim_cli.base.remedies import REMEDIES
-from repsim_cli.base.settings import Extract
+from repsim_cli.base.settings import Extract, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import check_measure, check_rows, count_rows_at_once
-from repsim_cli.engine.comparison import NONE, Comparison
+from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.record import measure_record
 from repsim_cli.engine.without_value import NoValue
@@ -19,7 +19,7 @@ from repsim_cli.measures import Measure
 from repsim_cli.runs.content import REMEDY, Matrix
 from repsim_cli.runs.results import Run
 
-UNTREATED = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
+NONE = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
 NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
 
 
@@ -34,7 +34,7 @@ def compare_under_remedies(run: Run, comparison: Comparison, sequences: Mapping[
     for name, settings in REMEDIES.items():
         if "skip" in settings and not sequences:
             continue
-        extract = replace(comparison.extract, **{**UNTREATED, **settings})
+        extract = replace(comparison.extract, **{**NONE, **settings})
         try:
             made = _compare_under_remedy(run, comparison, name, extract, sequences)
         except (BadInput, NoValue) as error:
@@ -52,9 +52,10 @@ def _compare_under_remedy(
     raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
     given = skip_in_all(raw, comparison.tokenizers, extract)
     total = count_run_rows(comparison.readings, given, extract)
-    measures = _select_suitable_measures(run, comparison, name, extract, total)
-    treated = replace(comparison, extract=extract, total=total, measures=measures, significance=NONE, scatter=False)
-    treated = treated.add_clusters(run, given)
+    treated = replace(comparison, extract=extract, total=total, significance=Significance(chance=False, floor=False))
+    treated = replace(treated, measures=_select_suitable_measures(run, comparison, name, extract, total)).add_clusters(
+        run, given
+    )
     made, _ = compute_matrices(run, treated, given, identities=run.manifest["models"])
     matrices = {}
     for label, matrix in made.items():
