@@ -256,7 +256,8 @@ def _record_module_activations(
     if not plain and not _are_batches(data):
         return {}
     if isinstance(data, str) or not isinstance(data, Iterable | Dataset):
-        raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
+        got = "" if data is None else f", got {data!r}"
+        raise BadInput(f"data: a torch module takes batches{got}; give a DataLoader, or a tensor")
     whole = {label: model[0] if isinstance(model, tuple) else model for label, model in models.items()}
     live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):

@@ -65,8 +65,9 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
     if isinstance(bound, Family | Series):
         raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
     if isinstance(bound, Precomputed):
+        got = f"'{given}'" if isinstance(given, str | os.PathLike) else type(given).__name__
         raise BadInput(
-            f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got '{label}'; "
+            f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got {got}; "
             "give one, or a model"
         )
     return NamedModel(label, bound)

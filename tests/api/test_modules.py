@@ -189,6 +189,8 @@ def test_batches_that_modules_do_not_take(images):
     with pytest.raises(repsim_cli.BadInput, match="forward: not callable, got 'x'; use lambda module, batch: module"):
         repsim_cli.compare({"net": Net()}, images, forward="x")
     assert failed.value.__notes__[1] == "in models.net"
+    with pytest.raises(BadInput, match="^data: a torch module takes batches; give a DataLoader, or a tensor"):
+        repsim_cli.compare({"net": Net()})
     with pytest.raises(BadInput, match="layers: no module with weights and no parts, got 0; name some"):
         repsim_cli.compare({"net": nn.Sequential(nn.ReLU())}, images)
     with pytest.raises(

@@ -179,7 +179,12 @@ def test_stored_activations_without_token_ids_are_refused(repsim, tmp_path):
     np.save(tmp_path / "rows.npy", np.ones((8, 4)))
     code, _, err = repsim("verify", "tiny_a", tmp_path / "rows.npy")
     assert code == 2
-    assert "candidate: of stored activations, .npz, .safetensors, .hdf5, .h5, .parquet files with token ids are" in err
+    wanted = (
+        "candidate: of stored activations, .npz, .safetensors, .hdf5, .h5, .parquet files with token ids are compared"
+    )
+    assert f"{wanted}, got '{tmp_path / 'rows.npy'}'; give one, or a model" in err
+    with pytest.raises(BadInput, match=f"{wanted}, got ndarray; give one, or a model"):
+        repsim_cli.verify("tiny_a", np.ones((8, 4)))
 
 
 def test_a_model_with_a_cache_of_keys():
