@@ -101,6 +101,12 @@ def check_readable(file: Path) -> Path:
         return file
 
 
+def check_writable(folder: Path) -> None:
+    """Raises PermissionError for a folder in which no file can be made or removed."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def open_npy(file: Path, mode: Literal["r"] | None = "r") -> "np.ndarray":
     """Reads an .npy file of numbers or text, mapped with the mode "r"; nothing is unpickled. Raises ValueError or
     EOFError for any other file, without numpy's advice to unpickle it."""

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.files import check_writable
 from repsim_cli.cli.terminal import Bar, check_torch, complain, say
 from repsim_cli.runs import results
 from repsim_cli.runs.results import write
@@ -39,6 +40,8 @@ def verify_command(parsed: argparse.Namespace) -> int:
         raise BadInput("CANDIDATE: none is named, got the reference alone; name one, or write a file with --save FILE")
     if parsed.junit and (not Path(parsed.junit).absolute().parent.is_dir() or Path(parsed.junit).is_dir()):
         raise BadInput(f"--junit: not a file in a folder that exists, got '{parsed.junit}'; name one")
+    if parsed.junit:
+        check_writable(Path(parsed.junit).absolute().parent)  # before a search that takes minutes
     place = results.take_unused(
         results.find_outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-verify"
     )

@@ -11,7 +11,6 @@ An entry's folder was last changed when it was last used. Files that do not matc
 ROOT is REPSIM_CACHE, or the user's cache folder.
 """
 
-import errno
 import glob
 import hashlib
 import json
@@ -37,7 +36,7 @@ import xxhash
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import check_utf8, explain, walk
+from repsim_cli.base.files import check_utf8, check_writable, explain, walk
 from repsim_cli.runs.results import dumps, is_process_alive
 
 log = logging.getLogger("repsim")
@@ -301,8 +300,7 @@ def _measure_entry_sizes() -> dict[Path, int]:
 
 def _remove(folder: Path) -> bool:
     """Removes an entry that no process uses. Raises PermissionError where it is another user's."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    check_writable(folder)
     lock = filelock.FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)

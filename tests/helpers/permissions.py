@@ -88,6 +88,7 @@ WRITTEN = {
     "RUN": ("report", "RUN"),
     "RUN/figures": ("plot", "RUN"),
     "closed": ("report", "RUN", "--output", "closed/new.html"),
+    "closed for a verdict": ("verify", "model", "model", "--junit", "closed/new.xml"),
 }
 # others' files that are passed over, with a warning
 PASSED_OVER = {
