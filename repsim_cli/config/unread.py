@@ -39,9 +39,18 @@ def say_unread(config: Any, primary: str = OWN) -> Iterator[str]:
                 got = ", ".join(label if group in TABLES else f"{label}={_write(x)}" for label, x in given.items())
                 yield f"{group}: the study {name} does not read it, got {got:.100}; leave it out"
         elif group in SETTINGS:
-            known = start[group] if group not in taken else _read_chosen(group, choices.get(group), start, values)
-            for key, value in _find_changed(values, {**_list_defaults(group), **known}).items():
-                if f"{group}.{key}" in study.unread or (group not in taken and not _is_of_runs(group, key, values)):
+            choice = choices.get(group)
+            chosen = _read_chosen(group, choice, start, values)
+            known = {**_list_defaults(group), **(chosen if group in taken else start[group])}
+            unread = {
+                key: value
+                for key, value in _find_changed(values, known).items()
+                if f"{group}.{key}" in study.unread or (group not in taken and not _is_of_runs(group, key, values))
+            }
+            if of_file := [key for key, value in unread.items() if choice and value == chosen.get(key)]:
+                yield f"{group}: the study {name} does not read {' and '.join(of_file)}, got {choice}; leave it out"
+            for key, value in unread.items():
+                if key not in of_file:
                     yield f"{group}.{key}: the study {name} does not read it, got {_write(value)}; leave it out"
     if keys.get("skip_unsuitable") is True and "skip_unsuitable" not in taken and not start["skip_unsuitable"]:
         yield f"skip_unsuitable: the study {name} takes no measures, got true; leave it out"

@@ -67,7 +67,7 @@ def said(study, path, got):
         (["study=pretrain", "model=[tiny_plain]"], [("model", "tiny_plain")]),
         (["study=grounding", "data.documents=5"], [("data", "documents=5")]),
         (["study=probes", "significance.alpha=0.1"], [("significance.alpha", "0.1")]),
-        (["study=finetune", "hardware=cuda"], [("hardware.device", "cuda"), ("hardware.tile", "1024")]),
+        (["study=finetune", "hardware.device=cuda"], [("hardware.device", "cuda")]),
         (["study=probes", "extract=pooled", "extract.keep_texts=true"], [("extract.keep_texts", "true")]),
         (["study=outputs", "extract.hook_points=[embed]"], [("extract.hook_points", "[embed]")]),
     ],
@@ -76,6 +76,14 @@ def test_refused(repsim, words, expected):
     code, _, err = repsim("run", *words, "dry_run=true")
     assert code == 2
     assert all(said(words[0].partition("=")[2], *each) in err for each in expected), err
+
+
+def test_a_file_is_refused_in_one_line(repsim):
+    code, _, err = repsim("run", "study=finetune", "hardware=cuda", "hardware.batch_size=3", "dry_run=true")
+    assert code == 2
+    assert "error: hardware: the study finetune does not read device and tile, got cuda; leave it out\n" in err
+    assert said("finetune", "hardware.batch_size", "3") in err
+    assert "hardware.tile" not in err
 
 
 def test_measures_that_may_be_skipped_where_there_are_none(repsim):
