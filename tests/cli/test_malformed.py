@@ -281,7 +281,7 @@ def test_records_of_measures_of_other_types(tmp_path, finished, key):
         (["measure", "x.npy", "y.npy"], "measure: too few words; give NAME X.npy Y.npy, for example: repsim measure all X.npy Y.npy --json"),
         (["map", "fit", "a", "b", "--out", ""], "map: out is empty, got ''; give a value, or drop it"),
         (["map"], "map: too few words; give fit|apply, for example: repsim map fit old.npy new.npy"),
-        (["verify", "a", "b", "--memory-gb", "x"], "verify: argument --memory-gb: invalid float value: 'x'; see repsim verify --help"),
+        (["verify", "a", "b", "--memory-gb", "x"], "verify: argument --memory-gb: not a number, got 'x'; see repsim verify --help"),
         (["report", ""], "report: runs is empty, got ''; give a value, or drop it"),
     ],
 )  # fmt: skip
