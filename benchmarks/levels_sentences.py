@@ -40,6 +40,8 @@ SAID = [
     *((name, 8, 12, 25) for name in ("cka_unbiased", "mutual_knn", "rsa")),
     ("mutual_knn", 16, 500, 1),
 ]
+LENGTHS = "whose norms are log-normal"
+MOST = (150, *[6] * 11)  # rows of documents
 UNEVEN = (40, 3, 80, 12, 7, 22, 15, 60, 5, 9, 33, 18)  # rows of documents
 
 
@@ -88,6 +90,22 @@ def find_depth_in_batches(layers: int, batches: int, rng: Rng) -> dict[str, bool
         return {f"layer {i}": shared + 1.2 * rng.normal(size=shared.shape) for i in range(layers)}
 
     return find_differences(say((model(), model()), np.arange(count), NAMES, batch=100))
+
+
+def find_depth_of_odd(layers: int, sizes: Sequence[int], odd: str, rng: Rng) -> dict[str, bool]:
+    """Finds the same of layers of documents of these sizes that share nothing but what all do, whose rows are odd."""
+    documents = np.repeat(np.arange(len(sizes)), sizes)
+
+    def draw() -> np.ndarray:
+        of_documents = rng.normal(size=(len(sizes), 12))[documents] if len(sizes) < len(documents) else 0.0
+        return of_documents + rng.normal(size=(len(documents), 12))
+
+    shared, scales = draw(), np.exp(rng.normal(size=(len(documents), 1))) if odd == LENGTHS else 1.0
+
+    def model() -> Model:
+        return {f"layer {i}": scales * (shared + draw()) for i in range(layers)}
+
+    return find_differences(say((model(), model()), documents, NAMES))
 
 
 def find_trend(layers: int, count: int, size: int, rng: Rng) -> dict[str, bool]:
@@ -182,8 +200,22 @@ PROMISES: list[Promise] = [
     ),
     *(
         Promise(DEPTH, f"{layers} layers each, {batches} batches of 100 rows; {name}", "level", 0.05, 100, draw, name)
-        for layers, batches in ((4, 2), (8, 2), (8, 4))
+        for layers, batches in ((4, 2), (8, 2), (8, 3), (8, 4))
         for draw in [partial(find_depth_in_batches, layers, batches)]
+        for name in NAMES
+    ),
+    *(
+        Promise(DEPTH, f"{layers} layers each, {rows}; {name}", "level", 0.05, 100, draw, name)
+        for layers, rows, sizes, odd in (
+            (4, "4 documents of 50 rows", (50,) * 4, ""),
+            (12, "4 documents of 50 rows", (50,) * 4, ""),
+            (4, "12 documents of 3 to 80 rows", UNEVEN, ""),
+            (12, "12 documents of 3 to 80 rows", UNEVEN, ""),
+            (4, "one document of 150 rows and 11 of 6", MOST, ""),
+            (12, "one document of 150 rows and 11 of 6", MOST, ""),
+            (12, f"200 documents of 1 rows, {LENGTHS}", (1,) * 200, LENGTHS),
+        )
+        for draw in [partial(find_depth_of_odd, layers, sizes, odd)]
         for name in NAMES
     ),
     *(promise for shape in ((4, 200, 1), (12, 20, 10)) for promise in of_depth(*shape)),

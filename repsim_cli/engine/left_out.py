@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -32,7 +31,6 @@ from repsim_cli.measures.base import MeasureWarning, is_cosine
 
 GROUPS, FEWEST = 10, 5  # of documents, that are left out in turn
 SMALL = 2**20  # cells of a layer, up to which no pair takes long; of larger ones as many pairs as the run has, at most
-FAR = 0.995  # of normal values; as much farther as Student's t goes there, errors of few groups are taken to be
 
 
 def make_left_out_observer(comparison: Comparison, labels: Callable[[int], Tensor | None]) -> Beside | None:
@@ -114,9 +112,8 @@ def measure_left_out(
 ) -> dict[Key, Tensor]:
     """Measures how far values of a few layers lie apart by the documents that were drawn, from the values without each
     group of neighbouring documents (the delete-a-group jackknife), which are centred on their own mean, as few rows
-    fewer change values of many measures. Where groups are few, their scatter is taken to be as much larger as Student's
-    t is wider. Of more than MOST rows some documents stand for all. Empty for rows of too few documents, and without
-    measures that take the rows that are left.
+    fewer change values of many measures. Of more than MOST rows some documents stand for all. Empty for rows of too few
+    documents, and without measures that take the rows that are left.
 
     documents: of the rows. apart: likewise, where pairs of rows of one document are left out.
     """
@@ -160,15 +157,14 @@ def measure_left_out(
         for label, values in found.items():
             left.setdefault(label, []).append(values.cpu())
     kept = torch.from_numpy(1 - sizes / len(groups))[:, None, None]
-    factors = {SCATTER: _compare_with_normal(len(sizes) - 1) * math.sqrt(share), CLOSEST: math.sqrt(share)}
     found = dict[Key, Tensor]()
     for label, values in left.items():
         stacked = torch.stack(values)
         influence = kept * (stacked.mean(0) - stacked)
         spread = {pair: influence[:, *at[pair]] for pair in asked.spread}
         closest = [influence[:, *at[pair]] for pair in asked.closest.get(label, ())]
-        described = describe_scatter(spread, closest)
-        found |= {(label, name): value * factors.get(name, 1) for name, value in described.items()}
+        for name, value in describe_scatter(spread, sizes, closest).items():
+            found[label, name] = value * math.sqrt(share) if name in (SCATTER, CLOSEST) else value
     return found
 
 
@@ -207,8 +203,3 @@ def _takes_rows(measure: Measure, rows: int, shapes: Sequence[tuple[int, ...]], 
     except Degenerate:
         return False
     return True
-
-
-def _compare_with_normal(freedom: int) -> float:
-    """Divides what Student's t with `freedom` degrees of freedom seldom exceeds by what a normal value seldom does."""
-    return float(scipy.special.stdtrit(freedom, FAR) / scipy.special.ndtri(FAR))

@@ -9,11 +9,12 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.plain import join_into_ranges
 from repsim_cli.engine.prepared import Prepared, PreparedProducts
+from repsim_cli.engine.proportions import count_like
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Matrix, compute_matrix_tile
@@ -28,7 +29,9 @@ RUNS = 32  # of neighbouring clusters, which stand for all where there are more 
 LEAST = 8  # clusters that may stand for all
 LAYERS = 4  # whose values say how far all scatter
 PAIRS = 10  # of models, whose closest layers have errors of their own
-SCATTER, CLOSEST, CLUSTERS = "scatter", "closest", "documents"  # how far, of the closest layers, over how many clusters
+# how far, of how many degrees of freedom, of the closest layers, over how many clusters
+SCATTER, FREEDOM, CLOSEST, CLUSTERS = "scatter", "freedom", "closest", "documents"
+COUNTS = FREEDOM, CLUSTERS
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
@@ -138,8 +141,8 @@ def convert_to_influence(
 
 def read_scatter(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """Reads what `measure_scatter` gave, if anything."""
-    found = {name: float(statistics[name]) for name in (SCATTER, CLOSEST, CLUSTERS) if name in statistics}
-    return found | ({CLUSTERS: int(found[CLUSTERS])} if CLUSTERS in found else {})
+    names = [name for name in (SCATTER, FREEDOM, CLOSEST, CLUSTERS) if name in statistics]
+    return {name: int(statistics[name]) if name in COUNTS else float(statistics[name]) for name in names}
 
 
 def measure_scatter(
@@ -191,20 +194,27 @@ def measure_scatter(
             rows = NEIGHBOURS * (rows - rows.mean())
             influences.append(rows.new_zeros(int(of.max()) + 1).index_add_(0, of, rows) / len(rows))
     by_pair = dict(zip(pairs, influences, strict=True))
-    return describe_scatter({pair: by_pair[pair] for pair in spread}, [by_pair[pair] for pair in closest])
+    sizes = np.unique(clusters, return_counts=True)[1]
+    return describe_scatter({pair: by_pair[pair] for pair in spread}, sizes, [by_pair[pair] for pair in closest])
 
 
 def describe_scatter(
-    spread: Mapping[tuple[int, int], Float[Tensor, " clusters"]], closest: Sequence[Float[Tensor, " clusters"]] = ()
+    spread: Mapping[tuple[int, int], Float[Tensor, " clusters"]],
+    sizes: Int[np.ndarray, " documents"],
+    closest: Sequence[Float[Tensor, " clusters"]] = (),
 ) -> dict[str, Tensor]:
-    """Describes the influence of clusters on values by their scatter, the error of those of the closest layers, and the
-    number of clusters; empty where the scatter is not known. closest: of every two models."""
-    if (scatter := compute_scatter(spread)) is None:
+    """Describes the influence of clusters on values by their scatter with its degrees of freedom, the error of those of
+    the closest layers, no less than the scatter of most, and the number of clusters; empty where the scatter is not
+    known. sizes: the rows of documents. closest: of every two models."""
+    if (differences := list_differences(spread)) is None:
         return {}
-    count = len(next(iter(spread.values())))
-    found = {SCATTER: scatter, CLUSTERS: torch.tensor(float(count))}
+    stacked = torch.stack(differences)
+    count = stacked.shape[1]
+    squares = stacked.square().sum(1) * count / (count - 1) / 2
+    counts = {FREEDOM: count_freedom(stacked, sizes), CLUSTERS: float(count)}
+    found = {SCATTER: squares.mean().sqrt(), **{name: torch.tensor(number) for name, number in counts.items()}}
     errors = [(each.square().sum() * count / (count - 1)).sqrt() for each in closest if each.isfinite().all()]
-    return found | ({CLOSEST: torch.stack(errors).median()} if errors else {})
+    return found | ({CLOSEST: torch.stack(errors).median().max(squares.median().sqrt())} if errors else {})
 
 
 def find_closest_layers(closeness: Matrix, models: Sequence[slice]) -> list[tuple[int, int]]:
@@ -230,13 +240,32 @@ def choose_layers(count: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, LAYERS).round().astype(int)).tolist()
 
 
-def compute_scatter(influences: Mapping[tuple[int, int], Float[Tensor, " clusters"]]) -> Tensor | None:
-    """Computes the scatter from the influence of clusters on values of pairs of layers; None where there are no two
+def list_differences(
+    influences: Mapping[tuple[int, int], Float[Tensor, " clusters"]],
+) -> list[Float[Tensor, " clusters"]] | None:
+    """Lists the influences of clusters on the differences of values of pairs of layers; None where there are no two
     values, or no two clusters."""
     known = {pair: each for pair, each in influences.items() if each.isfinite().all()}
     beside = list(combinations(known, 2))
     apart = [(a, b) for a, b in beside if not {*a} & {*b}] or beside
-    if not apart or (count := len(known[apart[0][0]])) < 2:
+    if not apart or len(known[apart[0][0]]) < 2:
         return None
-    squares = torch.stack([(known[a] - known[b]).square().sum() for a, b in apart])
-    return (squares.median() * count / (count - 1) / 2).sqrt()
+    return [known[a] - known[b] for a, b in apart]
+
+
+def count_freedom(influences: Float[Tensor, "pairs clusters"], sizes: Int[np.ndarray, " documents"]) -> float:
+    """Counts the degrees of freedom of the sum of all squares of influences, whose scatter over clusters their own
+    kurtosis says: of few large ones few, and no more than of as many documents of one size as say as much. At least 1.
+
+    sizes: the rows of each document.
+
+    >>> count_freedom(torch.tensor([[1.0, -1.0, 1.0, -1.0]]), np.full(4, 9))
+    3.0
+    >>> round(count_freedom(torch.tensor([[9.0, *[-0.1] * 90]]), np.full(91, 9)), 1)
+    2.1
+    """
+    pairs, count = influences.shape
+    squares = influences.double().square().sum(0)
+    most, total = pairs * min(count - 1, count_like(sizes) - 1), float(squares.sum())
+    excess = count * float(squares.square().sum()) / total**2 - 1 if total else 0.0
+    return float(max(1, min(most, 2 * count / excess) if excess > 0 else most))

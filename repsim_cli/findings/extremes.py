@@ -23,6 +23,15 @@ def find_width(count: int, freedom: int | None = None) -> float:
     return NormalDist().inv_cdf(1 - p) if freedom is None else find_t_quantile(p, max(freedom, 1))
 
 
+def compare_width(count: int, freedom: int | None) -> float:
+    """Divides the width for errors of so many degrees of freedom by that for errors that are known.
+
+    >>> [round(compare_width(8, freedom), 2) for freedom in (None, 1000, 8, 1)]
+    [1.0, 1.0, 1.47, 114.13]
+    """
+    return 1.0 if freedom is None else find_width(count, freedom) / find_width(count)
+
+
 def list_alike(
     values: Sequence[float], errors: Sequence[float | None], best: int, freedom: int | None = None
 ) -> list[int]:

@@ -19,6 +19,7 @@ from repsim_cli.findings.answering import (
     pair_with_one,
 )
 from repsim_cli.findings.driving import say_driving
+from repsim_cli.findings.extremes import compare_width
 from repsim_cli.findings.student import find_t_quantile
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
@@ -273,34 +274,32 @@ def pick_chance_end(chance: Chance, sides: Sides) -> float:
 
 
 def find_noise(measured: Measured, sides: Sides) -> float | None:
-    """Finds the standard deviation of a value: the median error of the cells; without errors, where layers are
+    """Finds the standard deviation of a value: that of all cells by their errors; without errors, where layers are
     compared, the larger of two: the scatter with the documents that were drawn, and that of a random pairing. None
-    where the former is not known, since unrelated layers may scatter by a twentieth of what alike ones do."""
+    where the former is not known, since unrelated layers may scatter by a twentieth of what alike ones do. What few
+    batches or documents tell is taken to be as much larger as Student's t is wider; errors of each layer over batches
+    have degrees of freedom of their own."""
+    chance, count = measured.chance or {}, _count_compared(sides)
     if sides.se is not None and np.isfinite(sides.se).any():
-        return float(np.nanmedian(sides.se)) * compare_with_median(measured.estimate.get("batches", 1) - 1)
-    chance = measured.chance or {}
-    return max(chance["scatter"], chance.get("spread") or 0.0) if chance.get("scatter") is not None else None
+        error = math.sqrt(np.nanmean(np.square(sides.se)))
+        batches = measured.estimate.get("batches", 1)
+        return error * compare_width(count, (batches - 1) * min(sides.values.shape) or chance.get("freedom"))
+    if chance.get("scatter") is None:
+        return None
+    return max(chance["scatter"] * compare_width(count, chance.get("freedom")), chance.get("spread") or 0.0)
 
 
-def compare_with_median(freedom: int) -> float:
-    """Divides a standard deviation by the median of its estimates, each of so many degrees of freedom (Wilson and
-    Hilferty 1931): most estimates from few batches are too small; 1 where it is not over batches.
-
-    >>> [round(compare_with_median(freedom), 2) for freedom in (0, 1, 3, 31)]
-    [1.0, 1.46, 1.12, 1.01]
-    """
-    return (1 - 2 / (9 * freedom)) ** -1.5 if freedom > 0 else 1.0
+def _count_compared(sides: Sides) -> int:
+    """Counts values any two of which are compared as often as the closest layer of each layer with the others, all
+    together."""
+    return math.ceil(max(sides.values.shape) * len(sides.rows) ** 0.5)
 
 
 def find_least_lead(measured: Measured, sides: Sides) -> float | None:
     """Finds by how much the closest layer must be ahead of the second closest to be told apart from it; None where no
     error is known. Noise tells none of the layers of the first model apart, all together."""
     noise = find_noise(measured, sides)
-    return (
-        None
-        if noise is None
-        else answering.find_scatter(math.ceil(max(sides.values.shape) * len(sides.rows) ** 0.5), noise)
-    )
+    return None if noise is None else answering.find_scatter(_count_compared(sides), noise)
 
 
 def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
@@ -332,7 +331,7 @@ def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
     somewhere in a map of `cells`; None where their spread is not known."""
     known = measured.chance or {}
     spread, freedom = known.get("spread"), known.get("orders", 0) - (known.get("mean") != "exact")
-    error, documents = max(known.get("scatter") or 0.0, known.get("closest") or 0.0), known.get("documents") or 0
+    error, documents = known.get("closest") or known.get("scatter") or 0.0, known.get("documents") or 0
     parts = ((spread, freedom), (error, documents - 1))
     margins = [find_t_quantile(LEVEL / cells, free) * each for each, free in parts if each and cells and free > 0]
     return max(margins, default=None)

@@ -139,8 +139,8 @@ class Measured:
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
     null: how significance was tested; None: not. chance: what its level is of (units, share of rows with a partner,
     batches, mean, spread, orders), or why it is unknown; scatter, closest: errors by the drawn documents, of layers and
-    of the closest; documents: how many, or groups. floor: what the token gives alone (value, unit, of, width, batches)
-    and with the one before it (pairs); None: no tokens.
+    of the closest; freedom: of the former; documents: how many, or groups. floor: what the token gives alone (value,
+    unit, of, width, batches) and with the one before it (pairs); None: no tokens.
     """
 
     name: str

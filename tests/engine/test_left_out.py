@@ -28,9 +28,8 @@ def observe(layers, documents, names=NAMES, closest=None, **given):
     return {label: float(scatter) for (label, what), scatter in found.items() if what == SCATTER}
 
 
-def test_it_is_the_spread_over_draws_and_a_margin():
-    """Pairs of layers share as much; over 40 draws a standard deviation is known to 0.11 of itself. The margin is 1.26,
-    for ten groups."""
+def test_it_is_the_spread_over_draws():
+    """Pairs of layers share as much; over 40 draws a standard deviation is known to 0.11 of itself."""
     rng, of = np.random.default_rng(1), np.repeat(np.arange(30), 6)
     maps, values, found = [rng.normal(size=(6, 8)) for _ in range(8)], [], []
     names = NAMES[:4]
@@ -43,7 +42,7 @@ def test_it_is_the_spread_over_draws_and_a_margin():
         scatter = observe(layers, of, names)
         found.append([scatter[name] for name in names])
     apart = np.subtract(*np.array(values).T[[[0, 0, 1], [1, 2, 3]]]).std(-1, ddof=1) / np.sqrt(2)
-    ratio = np.mean(found, 0) / apart.mean(0) / 1.26
+    ratio = np.mean(found, 0) / apart.mean(0)
     assert ratio.min() > 0.75, ratio
     assert ratio.max() < 1.5, ratio
 
@@ -129,7 +128,7 @@ def test_the_closest_layers_have_an_error_of_their_own():
     found = measure_left_out(
         {"procrustes": measures.get("procrustes")}, [torch.from_numpy(each) for each in layers], of, asked
     )
-    assert found["procrustes", "closest"] > 3 * found["procrustes", SCATTER]
+    assert found["procrustes", "closest"] > 2 * found["procrustes", SCATTER]
 
 
 def test_a_plan_names_the_measures_and_what_it_takes(repsim):

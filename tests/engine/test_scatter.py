@@ -52,8 +52,13 @@ def test_what_has_none():
     assert observe("cka", layers[:1], each)[1] == observe("cka", layers[:2], each)[1] == {}  # no two values
     assert observe("cka", layers, each * 0)[1] == {}  # one document
     assert observe("mutual_knn", layers, each * 0)[1] == {}
-    assert observe("cka", layers, each)[1].keys() == {"scatter", "documents"}
-    assert observe("cka", layers, each, [slice(0, 2), slice(2, 6)])[1].keys() == {"scatter", "documents", "closest"}
+    assert observe("cka", layers, each)[1].keys() == {"scatter", "freedom", "documents"}
+    assert observe("cka", layers, each, [slice(0, 2), slice(2, 6)])[1].keys() == {
+        "scatter",
+        "freedom",
+        "documents",
+        "closest",
+    }
     many = [torch.randn(MOST + 1, 2) for _ in range(3)]
     assert observe("cka", many, np.arange(MOST + 1) // 5000)[1] == {}  # no document can stand for all
 
@@ -71,6 +76,18 @@ def test_the_closest_layers_have_an_error_of_their_own():
     assert 2 * found["closest"] > values[1, 5]
     _, of_rows = observe("mutual_knn", layers, each, models)
     assert 0.2 < of_rows["closest"] / of_rows["scatter"] < 5
+
+
+def test_few_documents_and_few_large_ones_have_few_degrees_of_freedom():
+    """Each of three differences has as many as documents but one, fewer where one document has giant rows or most of
+    the rows."""
+    rng = np.random.default_rng(5)
+    layers = [torch.from_numpy(rng.normal(size=(200, 6))).float() for _ in range(4)]
+    assert observe("cka", layers, np.arange(200) // 5)[1]["freedom"] > 40
+    assert observe("cka", layers, np.arange(200) // 50)[1]["freedom"] == 9
+    assert observe("cka", layers, np.maximum(np.arange(200) - 150, 0) // 5)[1]["freedom"] == 1
+    giant = [torch.cat([20 * layer[:5], layer[5:]]) for layer in layers]
+    assert observe("cka", giant, np.arange(200) // 5)[1]["freedom"] < 5
 
 
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased", "rsa"])

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import scipy
 
-from repsim_cli.findings.answering import Sides
+from repsim_cli.findings.answering import EVERYWHERE, WITHIN_ERROR, Sides, describe_depth_trend
+from repsim_cli.findings.extremes import compare_width
 from repsim_cli.findings.sentences import (
     BEYOND,
     BLIND,
     NOTHING,
     UNJUDGED,
     choose_digits,
-    compare_with_median,
+    find_displaced_layers,
+    find_noise,
     say_how_alike,
 )
 from repsim_cli.findings.student import find_t_quantile
@@ -198,13 +200,33 @@ def test_chance_reaches_as_far_as_its_spread_says(larger, chance, beyond, within
     assert NOTHING in say([[within]], larger=larger, chance=chance, spread=0.03)[0]
 
 
-def test_errors_over_few_batches_are_larger_than_most_of_their_estimates():
-    """Standard deviations of two normal values are 0.67 of the true one in the median, of eight 0.95."""
-    rng = np.random.default_rng(0)
-    for batches in (2, 3, 8):
-        estimates = rng.normal(size=(20_000, batches)).std(1, ddof=1)
-        assert np.median(estimates) * compare_with_median(batches - 1) == pytest.approx(1, abs=0.03)
-    assert compare_with_median(0) == 1
+@pytest.mark.parametrize(("layers", "batches"), [(2, 2), (4, 2), (8, 2), (8, 3), (4, 8)])
+def test_layers_that_are_as_alike_are_seldom_told_apart_by_errors_over_few_batches(layers, batches):
+    """Errors of a value are those of both layers and its own; 400 draws: 0.05 and three errors of a share."""
+    rng, told = np.random.default_rng(10 * layers + batches), 0
+    for _ in range(400):
+        of_batches = 0.5 + 0.1 * sum(
+            rng.normal(size=(batches, *shape)) for shape in ((layers, 1), (1, layers), (layers, layers))
+        )
+        sides = Sides("a", "b", names := [f"{i}" for i in range(layers)], names, of_batches.mean(0), None, True)
+        sides = sides._replace(se=of_batches.std(0, ddof=1) / batches**0.5)
+        measured = Measured(name="m", label="m", settings={}, estimate={"batches": batches}, card=CARD, matrices=[])
+        noise = find_noise(measured, sides)
+        trend = describe_depth_trend(sides.values.diagonal().tolist(), True, noise)
+        told += trend not in (EVERYWHERE, WITHIN_ERROR) or bool(find_displaced_layers(sides, noise))
+    assert told / 400 <= 0.05 + 3 * 0.011
+
+
+@pytest.mark.parametrize("known", [{}, {"freedom": 4}])
+def test_scatter_of_few_degrees_of_freedom_tells_less(known):
+    values = np.array([[0.5, 0.4], [0.4, 0.6]])
+    sides = Sides("a", "b", "xy", "xy", values, None, True)
+    measured = Measured(
+        name="m", label="m", settings={}, estimate={}, card=CARD, matrices=[], chance={"scatter": 0.01, **known}
+    )
+    assert find_noise(measured, sides) == pytest.approx(0.01 * compare_width(3, known.get("freedom")))
+    measured.chance["spread"] = 0.1
+    assert find_noise(measured, sides) == 0.1
 
 
 @pytest.mark.parametrize("known", [{"scatter": 0.04}, {"scatter": 1e-5, "closest": 0.04}])
