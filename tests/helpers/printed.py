@@ -28,7 +28,7 @@ def places(tmp_path, shared):
     (tmp_path / "run").mkdir()
     for name in ("step100", "step400"):
         (tmp_path / "run" / name).symlink_to(shipped / f"tiny_a_{name}")
-    (tmp_path / "text.txt").write_text("Any text will do here.\n\n" * 2000)
+    (tmp_path / "text.txt").write_text("".join(f"Any text will do here, as {i} does.\n\n" for i in range(2000)))
     (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 99)
     rows = "".join(f"{'a b ' * number}c,{'d ' * number}e\n" for number in range(40))
     (tmp_path / "parallel.csv").write_text("en,de\n" + rows)
@@ -40,6 +40,7 @@ def places(tmp_path, shared):
         archive["0"] = np.ones((3, 2, 5), dtype=np.float32)
         archive["sentence_to_index"] = np.array([json.dumps({"we met": "0"}).encode()])
     return {
+        "options.path=CROSSCODER": "extract.layers=[1]",  # it has no crosscoder: one is trained, on a layer that there is
         "path: DIR, train": f"path: {shared('encoder', encoder)}, train",
         "path=FILE data=ptb": f"path={tmp_path / 'words.hdf5'} data=ptb",
         "{kind: series, folder: DIR}": f"{{kind: series, folder: {tmp_path / 'run'}}}",

@@ -76,8 +76,8 @@ class CrosscoderStudy(StudyOfRows):
         read of each model, in the order of the models.
     recipe: how one is trained, as a dictionary of the rows of all sides together.
     Example: repsim run study=crosscoder model=[] +model.before='{kind: transformers, path: DIR}'
-        +model.after='{kind: transformers, path: DIR}' data=local_text data.path=FILE extract=texts
-        extract.hook_points=[resid_post] extract.layers=[1]
+        +model.after='{kind: transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
+        extract=texts extract.hook_points=[resid_post] extract.layers=[1]
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
