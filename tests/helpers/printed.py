@@ -40,7 +40,7 @@ def places(tmp_path, shared):
         archive["0"] = np.ones((3, 2, 5), dtype=np.float32)
         archive["sentence_to_index"] = np.array([json.dumps({"we met": "0"}).encode()])
     return {
-        "options.path=CROSSCODER": "extract.layers=[1]",  # it has no crosscoder: one is trained, on a layer that there is
+        " options.path=CROSSCODER": "",  # one is trained in its place
         "path: DIR, train": f"path: {shared('encoder', encoder)}, train",
         "path=FILE data=ptb": f"path={tmp_path / 'words.hdf5'} data=ptb",
         "{kind: series, folder: DIR}": f"{{kind: series, folder: {tmp_path / 'run'}}}",
