@@ -38,7 +38,7 @@ from repsim_cli.studies.dictionaries.columns import (
 )
 from repsim_cli.studies.dictionaries.finding_crosscoder import say_answers as say_sides
 from repsim_cli.studies.dictionaries.finding_transfer import say_dictionary_worth
-from repsim_cli.studies.layers.columns import OF_LAYER_COLUMNS
+from repsim_cli.studies.layers.columns import DOCUMENTS, DOCUMENTS_WITHOUT, OF_LAYER_COLUMNS
 from repsim_cli.studies.layers.finding import say_answers as say_layers
 from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_restored_effect
 
@@ -149,7 +149,8 @@ def test_layers_that_stand_out(data):
         for layer in layers
     ]
     errors = [{column: data.draw(st.none() | ERRORS) for column in OF_LAYER_COLUMNS[2:]} for _ in layers]
-    for _, said in say_layers({"m": of}, {"m": errors}):
+    about = {name: data.draw(st.none() | st.integers(1, 50)) for name in (DOCUMENTS, DOCUMENTS_WITHOUT)}
+    for _, said in say_layers({"m": of}, {"m": errors}, about):
         check(said)
 
 

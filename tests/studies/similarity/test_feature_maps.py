@@ -123,7 +123,7 @@ def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
     assert figure.read_bytes() == before
     code, _, err = repsim("analyse", str(folder), "+analyses.feature_maps={label: '7'}")
     assert code == 0, err
-    assert b"First image of class 7" in figure.read_bytes()
+    assert b"first image of class 7" in figure.read_bytes()
     code, _, err = repsim("analyse", str(folder), "+analyses.feature_maps={label: ship}")
     assert code != 0
     assert "label: no image of this class, got 'ship'; " in err
