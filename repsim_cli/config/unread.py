@@ -1,7 +1,7 @@
 """What a command or its YAML sets and its study can never use."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -68,7 +68,7 @@ def _write(value: Any) -> str:
     return value if isinstance(value, str) else write_override_value(value)
 
 
-def _read_chosen(group: str, choice: str | None, start: Mapping[str, Fields], values: Fields) -> Fields:
+def _read_chosen(group: str, choice: str | None, start: Fields, values: Fields) -> Fields:
     """Reads the settings of the file that is selected. What is in a file of one's own is not known to be meant for the
     study, and passes."""
     if choice is None:
