@@ -39,21 +39,28 @@ def say_unread(config: Any, primary: str = OWN) -> Iterator[str]:
                 got = ", ".join(label if group in TABLES else f"{label}={_write(x)}" for label, x in given.items())
                 yield f"{group}: the study {name} does not read it, got {got:.100}; leave it out"
         elif group in SETTINGS:
-            choice = choices.get(group)
-            chosen = _read_chosen(group, choice, start, values)
-            known = {**_list_defaults(group), **(chosen if group in taken else start[group])}
-            unread = {
-                key: value
-                for key, value in _find_changed(values, known).items()
-                if f"{group}.{key}" in study.unread or (group not in taken and not _is_of_runs(group, key, values))
-            }
-            if of_file := [key for key, value in unread.items() if choice and value == chosen.get(key)]:
-                yield f"{group}: the study {name} does not read {' and '.join(of_file)}, got {choice}; leave it out"
-            for key, value in unread.items():
-                if key not in of_file:
-                    yield f"{group}.{key}: the study {name} does not read it, got {_write(value)}; leave it out"
+            yield from _say_unread_settings(name, study, group, values, start, choices.get(group))
     if keys.get("skip_unsuitable") is True and "skip_unsuitable" not in taken and not start["skip_unsuitable"]:
         yield f"skip_unsuitable: the study {name} takes no measures, got true; leave it out"
+
+
+def _say_unread_settings(
+    name: str, study: Any, group: str, values: Fields, start: Fields, choice: str | None
+) -> Iterator[str]:
+    """Says which settings of a group are set and never read: those of a selected file together, others one by one."""
+    taken = group in inspect.signature(study).parameters
+    chosen = _read_chosen(group, choice, start, values)
+    changed = _find_changed(values, {**_list_defaults(group), **(chosen if taken else start[group])})
+    unread = {
+        key: value
+        for key, value in changed.items()
+        if f"{group}.{key}" in study.unread or not (taken or _is_of_runs(group, key, values))
+    }
+    of_file = [key for key, value in unread.items() if choice and value == chosen.get(key)]
+    if of_file:
+        yield f"{group}: the study {name} does not read {' and '.join(of_file)}, got {choice}; leave it out"
+    for key in (key for key in unread if key not in of_file):
+        yield f"{group}.{key}: the study {name} does not read it, got {_write(unread[key])}; leave it out"
 
 
 def _find_changed(values: Fields, known: Fields) -> Fields:

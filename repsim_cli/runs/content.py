@@ -44,10 +44,8 @@ OF_LAYERS = ["model a", "model b", "layer a", "layer b"]
 BUDGET_COLUMNS = [*OF_LAYERS, *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS), P_BEYOND]
 BY_TOKEN_COLUMNS = ["measure", *OF_LAYERS, "value", CHANCE, "same token", "other tokens"]
 
-# tables of layers one by one that are not printed: standard errors, those of differences from the layer that stands
-# out, and the dimension by the neighbours that it is of
 OF_LAYER_ERRORS, OF_LAYER_DIFFERENCES = "errors of layers one by one", "errors of differences of layers"
-BY_SCALE = "intrinsic dimension by k"
+BY_SCALE = "intrinsic dimension by k"  # tables that are not printed; differences: from the layer that stands out
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8
 FEATURE, FEATURE_SHARE = "largest feature", "share of variance in the largest feature"
