@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 from helpers.drawn_rows import draw
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repsim_cli import measures
@@ -128,12 +128,19 @@ def narrower(name: str, x: np.ndarray, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 10**6))
+@example(seed=5872)  # few features of one side, which have nothing in common
+@example(seed=11770)  # a value that rounds to a power of two
 def test_equals_the_reference(name, seed):
     x, y = draw(seed, n=ROWS.get(name, 40))
     y = narrower(name, y, 5)
     labels = (LABELS[: len(x)],) if measures.card(name).labelled else ()
     for a, b in ((x, y), (y, x)):
-        found, slow = value(name, a, b), getattr(reference, name)(a, b, *labels)
+        slow = getattr(reference, name)(a, b, *labels)
+        if np.isnan(slow):
+            with pytest.raises(Degenerate):
+                value(name, a, b)
+            continue
+        found = value(name, a, b)
         if name in SEARCHED:  # of couplings that more starts lead to
             assert -1e-9 <= found <= slow + 1e-9
         else:

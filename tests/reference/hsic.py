@@ -1,6 +1,7 @@
 """Slow, obvious versions of the HSIC family, from the papers, in numpy float64."""
 
 import itertools
+import math
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def cka_unbiased(x, y):
 
 
 def cka_columns(x, y):
-    """Means over pairs of features, in pairs of different ones where both are of one side."""
+    """Means over pairs of features, in pairs of different ones where both are of one side; NaN where these are not alike."""
 
     def mean(a, b, pairs):
         return np.mean([hsic1(np.outer(a[:, c], a[:, c]), np.outer(b[:, d], b[:, d])) for c, d in pairs])
@@ -38,7 +39,8 @@ def cka_columns(x, y):
         return mean(a, a, itertools.permutations(range(a.shape[1]), 2))
 
     across = mean(x, y, itertools.product(range(x.shape[1]), range(y.shape[1])))
-    return across / np.sqrt(within(x) * within(y))
+    of_x, of_y = within(x), within(y)
+    return across / np.sqrt(of_x * of_y) if min(of_x, of_y) > 0 else math.nan
 
 
 def cka_rbf(x, y, bandwidth=1.0):

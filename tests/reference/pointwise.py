@@ -24,5 +24,10 @@ def largest_difference(x, y):
 
 
 def ulp(x, y):
-    spacing = np.spacing(np.maximum(np.abs(x), np.abs(y)).astype(np.float32), dtype=np.float32)
-    return max(abs(a - b) / float(unit) for a, b, unit in zip(x.flat, y.flat, spacing.flat, strict=True))
+    sizes = np.maximum(np.abs(x), np.abs(y)).astype(np.float64)
+    # of the float32 numbers below, as one that is rounded up may have the next spacing
+    below = [
+        np.float32(size) if np.float32(size) <= size else np.nextafter(np.float32(size), np.float32(0))
+        for size in sizes.flat
+    ]
+    return max(abs(a - b) / float(np.spacing(size)) for a, b, size in zip(x.flat, y.flat, below, strict=True))
