@@ -70,7 +70,7 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
                 return Pairwise(prepare=_keep_rows, compare=partial(_compute_value, name, partial(function, **given)))
             made = function(**given)
             if isinstance(made, Pairwise):
-                return replace(made, compare=partial(_compute_value, name, made.compare))
+                return replace(made, card=card, compare=partial(_compute_value, name, made.compare))
             if not isinstance(made, Measure):
                 raise BadInput(
                     f"a function of settings alone returns a Pairwise or InnerProduct, got "

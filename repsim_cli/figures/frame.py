@@ -12,7 +12,7 @@ from typing import Any, Literal
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import escape, make_unique_filename
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import entitle, limit_room, name_powers, narrow
+from repsim_cli.figures.layout import entitle, limit_room, name_powers, narrow, separate_texts
 from repsim_cli.figures.texts import find_axis_objects
 from repsim_cli.runs.results import Progress, quiet, write
 
@@ -176,7 +176,11 @@ def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:
         figure.suptitle("")
         figure.set_label(title.partition("\n")[0])
         powers = name_powers(figure)
-        surplus = 0.0 if width is None else narrow(figure, width, given.asked)
+        surplus = 0.0
+        if width is None:
+            separate_texts(figure)
+        else:
+            surplus = narrow(figure, width, given.asked)
         for text in powers:
             text.set_visible(False)
         if left is None or surplus <= 0:

@@ -121,6 +121,27 @@ def entitle(figure: Any, title: str, width: float | None) -> None:
         edge = made.get_window_extent().y1 / figure.dpi + CLEAR / 2
 
 
+def _list_titled(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
+
+
+def separate_texts(figure: Any) -> None:
+    """Folds the titles of panels that stand side by side, and tick labels, where they would run into each other."""
+    for axis in find_axis_objects(figure):
+        separate_tick_labels(axis)
+    titled = _list_titled(figure)
+    if len({round(axes.get_position().x0, 3) for axes in titled}) > 1:
+        fold_titles(figure, titled)
+
+
+def fold_titles(figure: Any, panels: Sequence[Any]) -> None:
+    """Folds the titles and labels of panels to their width, and moves rows of them apart by what that takes."""
+    for axes in panels:
+        fold_lines([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+    if panels:
+        _spread_rows(figure, panels)
+
+
 def _surround(figure: Any, width: float) -> float:
     """Folds the titles and labels around axes, and moves what stands above other axes clear of them. Returns the inches
     by which all is wider than this."""
@@ -128,11 +149,7 @@ def _surround(figure: Any, width: float) -> float:
     pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
         _move_axes_apart(figure, *pair)
-    titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
-    for axes in titled:
-        fold_lines([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
-    if titled:
-        _spread_rows(figure, titled)
+    fold_titles(figure, _list_titled(figure))
     if figure._supxlabel is not None:
         whole, first = figure.get_window_extent(), min(axes.get_window_extent().x0 for axes in figure.axes)
         least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
@@ -200,7 +217,7 @@ def _move_axes_apart(figure: Any, upper: Any, lower: Any) -> None:
 def _shrink(figure: Any, width: float) -> None:
     """Scales a figure of unlike panels to a width in inches, which includes what stands around its axes and does not
     shrink."""
-    titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
+    titled = _list_titled(figure)
     columns = {round(axes.get_position().x0, 2) for axes in titled}
     if titled:
         first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi

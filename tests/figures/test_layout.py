@@ -60,6 +60,14 @@ def words(figure: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def list_touching(written: list[tuple[str, Any]]) -> list[tuple[str, str]]:
+    return [
+        (first, second)
+        for (first, a), (second, b) in combinations(written, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "width"),
     [
@@ -75,12 +83,7 @@ def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
         written = words(figure)
     assert box.width <= INCHES[width] - 2 * MARGIN + 0.02
     assert box.height <= 12
-    touching = [
-        (first, second)
-        for (first, a), (second, b) in combinations(written, 2)
-        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
-    ]
-    assert touching == []
+    assert list_touching(written) == []
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()) >= LEAST
     for axes in figure.axes:
         if axes.get_label() == MATRIX:
@@ -101,11 +104,12 @@ def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_nothing_is_written_over_other_axes_and_figures_are_not_mostly_empty(tmp_path, kind):
-    """Figures have the size of a run's: titles lie beside colour bars and other panels, labels of colour bars are
-    no longer than these, and axes take half of the width, or stand below a title that takes more."""
+    """Figures have the size of a run's: texts do not touch, titles lie beside colour bars and other panels, labels of
+    colour bars are no longer than these, and axes take half of the width, or stand below a title that takes more."""
     with matplotlib.rc_context(frame.STYLE):
         figure = frame._fit_figure(EVERY[kind], Style(), tmp_path / "labels.txt")
         box, boxes = figure.get_tightbbox(), {axes: axes.get_window_extent() for axes in figure.axes}
+        written = words(figure)
         titles = [
             (axes, title.get_text(), title.get_window_extent())
             for axes in figure.axes
@@ -126,6 +130,7 @@ def test_nothing_is_written_over_other_axes_and_figures_are_not_mostly_empty(tmp
         for other, b in boxes.items()
         if other is not axes and min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
     ]
+    assert list_touching(written) == []
     assert across == []
     assert long == []
     wide = (max(x.x1 for x in around) - min(x.x0 for x in around)) / figure.dpi
