@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 LEVEL = 0.95
 
 
-def count_like(counts: Int[np.ndarray, " u"]) -> float:
+def count_like(counts: Int[np.ndarray, " u"] | Float[np.ndarray, " u"]) -> float:
     """The number of units of one size that would say as much of a mean as these do (Kish). counts: the rows of each
     unit.
 
@@ -17,6 +17,16 @@ def count_like(counts: Int[np.ndarray, " u"]) -> float:
     (3.0, 1.067)
     """
     return float(counts.sum()) ** 2 / float(np.square(counts.astype(float)).sum())
+
+
+def count_like_freedom(counts: Float[np.ndarray, " u"]) -> int:
+    """Counts the degrees of freedom of an error over units that differ in size: one less than the units of one size
+    that would say as much, at least 1.
+
+    >>> count_like_freedom(np.full(12, 20.0)), count_like_freedom(np.array([150.0, *[6.0] * 11]))
+    (11, 1)
+    """
+    return max(int(count_like(counts)) - 1, 1)
 
 
 def correlate_within(

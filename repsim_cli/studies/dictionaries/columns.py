@@ -4,8 +4,9 @@ IN_MODELS = "dictionaries in models"
 SAID, SHUFFLED, MEAN = "dictionary", "shuffled", "mean"  # what stands in for a layer's rows
 EXPLAINED, RECOVERED, MORE, DIVERGENCE = "explained", "recovered", "loss more", "KL"
 ACTIVE, DEAD, BY_SHUFFLED, FROM_BASE = "active", "dead", "shuffled", "minus base"
+FREEDOM = "degrees of freedom"  # of errors
 COLUMNS = [
-    "model", "dictionary", "layer", "documents", EXPLAINED, f"± {EXPLAINED}", f"{EXPLAINED} {BY_SHUFFLED}",
+    "model", "dictionary", "layer", "documents", FREEDOM, EXPLAINED, f"± {EXPLAINED}", f"{EXPLAINED} {BY_SHUFFLED}",
     RECOVERED, f"± {RECOVERED}", f"{RECOVERED} {BY_SHUFFLED}", MORE, f"± {MORE}", DIVERGENCE, ACTIVE, DEAD,
     f"{EXPLAINED} {FROM_BASE}", f"± {EXPLAINED} {FROM_BASE}", f"{RECOVERED} {FROM_BASE}", f"± {RECOVERED} {FROM_BASE}",
 ]  # fmt: skip

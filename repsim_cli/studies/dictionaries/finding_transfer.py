@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from scipy.special import stdtrit
-
 from repsim_cli.base.plain import write_percent, write_share
 from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.extremes import find_width
 from repsim_cli.runs.content import REUSED, Axis, Curve, Table
 from repsim_cli.studies.dictionaries.columns import (
     BY_SHUFFLED,
     DEAD,
     EXPLAINED,
+    FREEDOM,
     FROM_BASE,
     IN_MODELS,
     MORE,
@@ -29,7 +29,6 @@ MEANT = {
     RECOVERED: "share of the loss that is recovered",
     DEAD: "share of latents that are never active",
 }
-LEVEL = 0.95  # of the t interval of a difference over documents, that does not hold 0 where it is told
 NAMED = 2  # models in the title
 
 
@@ -64,18 +63,9 @@ def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
     apart, error = row[f"{score} {FROM_BASE}"], row[f"± {score} {FROM_BASE}"]
     if error is None:
         return f"{write_share(base[score])} in the base"
-    if abs(apart) <= say_beyond(row["documents"]) * error:
+    if abs(apart) <= find_width(2, row.get(FREEDOM, row["documents"] - 1)) * error:
         return f"not told apart from the base ({write_share(base[score])}; {apart:+.3f}, se {error:.3f})"
     return f"{abs(apart):.3f} (se {error:.3f}) {'more' if apart > 0 else 'less'} than in the base"
-
-
-def say_beyond(documents: int) -> float:
-    """The number of standard errors beyond which a difference over `documents` documents counts.
-
-    >>> round(say_beyond(8), 2), round(say_beyond(200), 2)
-    (2.36, 1.97)
-    """
-    return float(stdtrit(documents - 1, (1 + LEVEL) / 2))
 
 
 def pair_with_base(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:

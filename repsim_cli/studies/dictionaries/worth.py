@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.engine.proportions import count_like_freedom
+from repsim_cli.findings.extremes import find_width
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
-from repsim_cli.studies.dictionaries.finding_transfer import say_beyond
 from repsim_cli.studies.dictionaries.spliced import Told
 
 Sums = Float[np.ndarray, "p ..."]
@@ -56,8 +57,13 @@ def _has_meaning(told: Told, documents: Int[np.ndarray, " N"]) -> bool:
         return False
     lost, error = jackknife(average, np.stack([told.loss[MEAN], np.ones_like(told.rows)]), documents)
     _, of_share = jackknife(compute_explained_share, np.stack([told.loss[SAID], told.loss[MEAN]]), documents)
-    errors = say_beyond(len(np.unique(documents)))
+    errors = find_width(2, _count_freedom(told, documents))
     return lost is not None and lost > errors * (error or 0.0) and errors * (of_share or 0.0) < 1
+
+
+def _count_freedom(told: Told, documents: Int[np.ndarray, " N"]) -> int:
+    """Counts the degrees of freedom of errors: few where few documents have most of the squares."""
+    return count_like_freedom(np.bincount(np.unique(documents, return_inverse=True)[1], told.squares))
 
 
 def check_told(told: Told, layer: str) -> None:
@@ -71,10 +77,10 @@ def check_told(told: Told, layer: str) -> None:
 
 
 def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:
-    """Makes the cells of `COLUMNS` behind the documents. base: the same dictionary in the base, of the same sequences;
-    None for the base itself."""
+    """Makes the cells of `COLUMNS` behind the number of documents. base: the same dictionary in the base, of the same
+    sequences; None for the base itself."""
     by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}
-    cells: list[Any] = [*jackknife(compute_explained_share, by_rows[SAID], documents)]
+    cells: list[Any] = [_count_freedom(told, documents), *jackknife(compute_explained_share, by_rows[SAID], documents)]
     cells.append(jackknife(compute_explained_share, by_rows[SHUFFLED], documents)[0])
     by_loss, more, divergence = None, (None, None), None
     if told.loss is not None and told.kl is not None:

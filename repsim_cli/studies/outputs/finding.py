@@ -1,8 +1,9 @@
 """Says which models predict alike, and how often each is right."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import Any
 
 from repsim_cli.base.plain import say_count
 from repsim_cli.findings.analysis import Finished, Part, analysis
@@ -22,7 +23,7 @@ def say_answers(run: Finished) -> Iterator[list[str]]:
             yield [", ".join(filter(None, [measured.card["label"], word])), what]
     if ACCURACY in run.results.tables:
         labels, values, errors = zip(*run.results.tables[ACCURACY].rows, strict=True)
-        freedom = run.results.about["documents"] - 1
+        freedom = read_freedom(run.results.about)
         best = max(range(len(values)), key=lambda place: values[place])
         told = "" if errors[best] is None else say_others(labels, list_alike(values, errors, best, freedom), best)
         yield ["most accurate", f"{labels[best]}, right for {values[best]:.3g}{_say_error(errors[best])}{told}"]
@@ -50,8 +51,13 @@ def _say_measure(run: Finished, measured: Measured) -> Iterator[list[str]]:
         yield ["", "; ".join(f"{name}: {say(place)}" for place, name in enumerate(names))]
         return
     told = None if errors is None else [errors[pair] for pair in pairs]
-    for word, what in say_ends(names, [values[pair] for pair in pairs], told, documents - 1, say):
+    for word, what in say_ends(names, [values[pair] for pair in pairs], told, read_freedom(run.results.about), say):
         yield [word, what]
+
+
+def read_freedom(about: Mapping[str, Any]) -> int:
+    """Reads the degrees of freedom of errors; of a run of before, of documents that all have as many rows."""
+    return about.get("freedom", about["documents"] - 1)
 
 
 def _say_error(error: float | None) -> str:

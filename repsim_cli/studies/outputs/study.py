@@ -34,6 +34,7 @@ from repsim_cli.engine.bounds import (
 )
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.proportions import count_like_freedom
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, Study
 from repsim_cli.models.source import AnySource, Source
@@ -266,7 +267,7 @@ class Outputs(Study):
                 Measured(name=name, label=name, settings={}, estimate=estimate, card=card, matrices=[matrix])
             )
         tables = {} if sums.correct is None else {ACCURACY: make_accuracy_table(side.layers, sums)}
-        about = {"documents": int((sums.rows > 0).sum())}
+        about = {"documents": int((sums.rows > 0).sum()), "freedom": count_like_freedom(sums.rows.numpy())}
         return Results(study="outputs", measures=measures, tables=tables, about=about)
 
 

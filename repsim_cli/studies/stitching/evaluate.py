@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labels import match_labels
+from repsim_cli.engine.proportions import count_like_freedom
+from repsim_cli.findings.extremes import find_width
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.stitching.models import (
@@ -138,14 +140,14 @@ def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = Non
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error over evaluation sequences."""
+    """A mean and its standard error over evaluation documents."""
 
     value: float
     se: float
 
 
 class Shared(NamedTuple):
-    """Shares of variance beyond the right answers on evaluation sequences, at most 1, and 0 for noise: of the tail's
+    """Shares of variance beyond the right answers on evaluation rows, at most 1, and 0 for noise: of the tail's
     rows that the head's explain, and of the head's that the tail's explain."""
 
     forward: Estimate
@@ -159,7 +161,8 @@ class StitchScores:
     alone[tail][score]: of the tail model by itself. stitched[stitch][score]: of stitched models. Scores are loss (nats)
     and correct (a count); of stitched models also kl (of the tail's outputs from theirs, nats) and differs (how many
     answers differ from the tail's). answers: how often each right answer comes. shared: of stitches that are fitted,
-    unless too few rows have an answer that another has.
+    unless too few rows have an answer that another has. documents: of each sequence, by which errors are; None: each
+    sequence is one.
     """
 
     weights: Float[np.ndarray, " N"]
@@ -167,6 +170,12 @@ class StitchScores:
     stitched: dict[Stitch, dict[str, Float[np.ndarray, " N"]]]
     answers: Int[np.ndarray, " a"]
     shared: Mapping[Stitch, Shared] = field(default_factory=dict)
+    documents: Int[np.ndarray, " N"] | None = None
+
+    @property
+    def freedom(self) -> int:
+        """Counts the degrees of freedom of errors: few where few documents have most of the predictions."""
+        return count_like_freedom(sum_by_unit(self.weights, self.documents))
 
     def estimate(self, stitch: Stitch, score: str) -> Estimate:
         return self._mean(self.stitched[stitch][score])
@@ -203,15 +212,23 @@ class StitchScores:
         kept, shared = self.compute_kept(stitch), self.shared.get(stitch)
         if kept is None or shared is None:
             return False
-        return kept >= WORKS and shared.forward.value + 2 * shared.forward.se < LITTLE
+        return kept >= WORKS and shared.forward.value + find_width(2, self.freedom) * shared.forward.se < LITTLE
 
     def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
-        """The mean over predictions, with the standard error of a ratio of sums over sequences."""
-        return estimate_ratio(sums, self.weights)
+        """The mean over predictions, with the standard error of a ratio of sums over documents."""
+        return estimate_ratio(sums, self.weights, self.documents)
 
 
-def estimate_ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Estimate:
-    """Estimates a ratio of sums over sequences, with its standard error."""
+def sum_by_unit(sums: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"] | None) -> Float[np.ndarray, " u"]:
+    """Sums what is of one unit, in the order of the units; None: each is one by itself."""
+    return sums if units is None else np.bincount(np.unique(units, return_inverse=True)[1], sums)
+
+
+def estimate_ratio(
+    sums: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"] | None = None
+) -> Estimate:
+    """Estimates a ratio of sums, with its standard error over units, as of `sum_by_unit`; two units or more."""
+    sums, weights = (sum_by_unit(each, units) for each in (sums, weights))
     count, total = len(sums), weights.sum()
     mean = sums.sum() / total
     spread = np.square(sums - mean * weights).sum() * count / (count - 1)

@@ -1,9 +1,12 @@
 """Which sequences are kept for the evaluation of stitched models, and which ones train."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Int
 
+from repsim_cli.activations.next_token import number_documents
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Several
 from repsim_cli.data.base import Sequences
@@ -50,6 +53,18 @@ def split_sequences(sequences: Sequences, evaluation: Held, fitted: bool) -> tup
             "sequences; give more data, or shorter documents (of local text data.sample_by=paragraph)"
         )
     return sequences.take(train), sequences.take(held)
+
+
+def number_evaluated(held: Sequences, warn: Callable[[str], None]) -> Int[np.ndarray, " N"]:
+    """Numbers the documents of the evaluation sequences, as `number_documents`. Raises BadInput where there is one
+    text alone."""
+    documents = number_documents(held, warn, "options.evaluation")
+    if len(np.unique(documents)) < 2:
+        raise BadInput(
+            f"options.evaluation: errors are over texts that differ, got one text for {len(held.ids)} sequences; raise "
+            "it, or give more data"
+        )
+    return documents
 
 
 def identify_sequences(sequences: Sequences) -> list[Any]:

@@ -15,9 +15,10 @@ ROUNDING = 5e-6  # nats below which a loss, with its error, is none
 
 @pages.register("stitching", "Can the later blocks of one model go on from the first blocks of another?")
 def say_stitching(whole: Results) -> Iterator[Said]:
-    sequences = whole.about.get("evaluation_sequences")
     rows = list_table_records(whole, "stitching", "penalty")
-    yield from say_stitches(rows, None if sequences is None else sequences - 1)
+    sequences = whole.about.get("evaluation_sequences")  # over which errors of runs of before are
+    freedom = None if sequences is None else sequences - 1
+    yield from say_stitches(rows, whole.about.get("freedom", freedom))
 
 
 def say_stitches(rows: Sequence[Row], freedom: int | None) -> Iterator[tuple[str, str]]:

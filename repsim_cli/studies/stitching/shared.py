@@ -18,8 +18,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.results import Progress, quiet
-from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, estimate_ratio, take_labels
+from repsim_cli.studies.stitching.evaluate import (
+    Estimate,
+    Head,
+    PassSettings,
+    Shared,
+    Stitch,
+    estimate_ratio,
+    take_labels,
+)
 from repsim_cli.studies.stitching.models import Layer, Whole, make_input_batch
 from repsim_cli.studies.stitching.noise import alter, find_answers
 
@@ -60,28 +67,27 @@ def measure_shared(
     tails: Mapping[str, Whole],
     stitches: Iterable[Stitch],
     parts: tuple[Sequences, Sequences],
-    batch_size: int,
-    seed: int,
-    progress: Progress = quiet,
+    documents: Int[np.ndarray, " N"],
+    passes: PassSettings,
 ) -> dict[Stitch, Shared]:
     """Measures every stitch, or none where too few rows have an answer that another has.
 
-    parts: the sequences to fit on, and those of the evaluation.
+    parts: the sequences to fit on, and those of the evaluation. documents: of each of the latter.
     """
     by_pair: dict[tuple[Head, str], list[Stitch]] = {}
     for stitch in stitches:
         by_pair.setdefault((stitch.head, stitch.tail), []).append(stitch)
-    answers = [DrawnRows(part, seed) for part in parts]
+    answers = [DrawnRows(part, passes.seed) for part in parts]
     if min(int(part.kept.sum()) for part in answers) < FEWEST:
         return {}
     found = {}
-    for (head, tail), some in progress([*by_pair.items()], label="rows that are shared", unit="pairs"):
+    for (head, tail), some in passes.progress([*by_pair.items()], label="rows that are shared", unit="pairs"):
         ats, intos = ({getattr(stitch, name) for stitch in some} for name in ("at", "into"))
-        rows = [part.rows(heads[head], ats, head.kind, batch_size, seed) for part in answers]
-        others = [part.rows(tails[tail], intos, "model", batch_size, seed) for part in answers]
+        rows = [part.rows(heads[head], ats, head.kind, passes) for part in answers]
+        others = [part.rows(tails[tail], intos, "model", passes) for part in answers]
         sides = {at: standardise_side([x[at] for x in rows], answers) for at in ats}
         of_tail = {into: standardise_side([x[into] for x in others], answers) for into in intos}
-        owners = answers[1].owners[answers[1].kept]
+        owners = documents[answers[1].owners[answers[1].kept]]
         for stitch in some:
             x, y = sides[stitch.at], of_tail[stitch.into]
             found[stitch] = Shared(estimate_shared_variance(x, y, owners), estimate_shared_variance(y, x, owners))
@@ -107,14 +113,14 @@ class DrawnRows:
 
     @torch.no_grad()
     def rows(
-        self, whole: Whole, layers: Iterable[Layer], kind: str, batch_size: int, seed: int
+        self, whole: Whole, layers: Iterable[Layer], kind: str, passes: PassSettings
     ) -> dict[Layer, Float[Tensor, "n d"]]:
         layers = sorted(set(layers))
         parts: dict[Layer, list[Tensor]] = {layer: [] for layer in layers}
-        for start in range(0, len(self.used), batch_size):
-            batch = self.used[start : start + batch_size]
+        for start in range(0, len(self.used), passes.batch_size):
+            batch = self.used[start : start + passes.batch_size]
             inputs, labels = make_input_batch(self.sequences, batch), take_labels(self.sequences, batch)
-            streams = alter(kind, whole.streams(inputs, layers), inputs, labels, seed + start)
+            streams = alter(kind, whole.streams(inputs, layers), inputs, labels, passes.seed + start)
             here = np.isin(self.owners, batch)
             at = np.searchsorted(batch, self.owners[here]), self.places[here]
             for layer in layers:
@@ -136,7 +142,7 @@ def subtract_group_means(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) 
 
 
 def estimate_shared_variance(x: StitchSide, y: StitchSide, owners: Int[np.ndarray, " m"]) -> Estimate:
-    """Held-out share of the variance of y that x explains, with its standard error over the sequences of held rows.
+    """Held-out share of the variance of y that x explains, with its standard error over the owners of held rows.
 
     The penalty is the one that predicts the second half of the rows to fit on best from the first.
     """
@@ -146,8 +152,7 @@ def estimate_shared_variance(x: StitchSide, y: StitchSide, owners: Int[np.ndarra
     best = int(torch.stack(errors).argmin())
     (guess,) = predict_by_ridge(x.solved[whole], x.fit.T @ y.fit, x.held, PENALTIES[best : best + 1])
     error, total = ((rows**2).sum(1).numpy() for rows in (y.held - guess, y.held))
-    sums = [np.bincount(owners, values)[np.unique(owners)] for values in (error, total)]
-    lost = estimate_ratio(*sums)
+    lost = estimate_ratio(error, total, owners)
     return Estimate(1 - lost.value, lost.se)
 
 

@@ -34,11 +34,18 @@ from repsim_cli.studies.stitching.evaluate import (
     PassSettings,
     PredictionTask,
     Stitch,
+    StitchScores,
     evaluate_stitches,
     make_classification_task,
     make_next_token_task,
 )
-from repsim_cli.studies.stitching.held_out import Held, count_held_out, identify_sequences, split_sequences
+from repsim_cli.studies.stitching.held_out import (
+    Held,
+    count_held_out,
+    identify_sequences,
+    number_evaluated,
+    split_sequences,
+)
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scramble
 from repsim_cli.studies.stitching.results import make_group_results, make_pair_results, warn_of_misled
@@ -191,7 +198,7 @@ class Stitching(Study):
         members = self.choose(run)
         with run.stage("data"):
             train, held = self.parts(run)
-            task = self.task(held)
+            task, documents = self.task(held), number_evaluated(held, run.warn)
         with run.stage("hashes"):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.input("models", identities)
@@ -220,27 +227,18 @@ class Stitching(Study):
         parts = {"stitches": [keys[s] for s in whole], "data": identify_sequences(held), **self._settings}
         name = (code := collect_code(__name__)) and make_cache_key({"code": code.key, **parts})
         with run.stage("stitched models"), self.entries("stitched", [name]) as entries:
-            scores = evaluate_stitches(
-                heads,
-                wholes,
-                whole,
-                held,
-                task,
-                PassSettings(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
-                maps,
-            )
+            passes = PassSettings(hardware.batch_size, self.seed, run.progress, entries.get(name or ""))
+            scores = evaluate_stitches(heads, wholes, whole, held, task, passes, maps)
+            scores = replace(scores, documents=documents)
         if self.recipe.fitted:
             with run.stage("rows that are shared"):
-                shared = measure_shared(
-                    heads, wholes, whole, (train, held), hardware.batch_size, self.seed, run.progress
-                )
+                shared = measure_shared(heads, wholes, whole, (train, held), documents, passes)
                 scores = replace(scores, shared=shared)
         warn_of_misled(run, scores)
         with run.stage("results"):
-            classifiers = task.outputs != ()
             if members:
                 return make_group_results(run, members, self.layers, self.pairs, scores)
-            about = self._describe(classifiers, len(train.ids), len(scores.weights))
+            about = self._describe(task.outputs != (), len(train.ids), scores)
             return make_pair_results(self.stitches, scores, fits, about)
 
     def choose(self, run: Run) -> dict[str, list[str]]:
@@ -340,8 +338,8 @@ class Stitching(Study):
             yield entries
         trim()
 
-    def _describe(self, classifiers: bool, training: int, evaluated: int) -> dict[str, Any]:
-        """Says what figures need to know of the stitches. training, evaluated: how many sequences."""
+    def _describe(self, classifiers: bool, training: int, scores: StitchScores) -> dict[str, Any]:
+        """Says what figures need to know of the stitches. training: how many sequences."""
         trained = self.recipe.trained
         return {
             "layer": self.recipe.layer,
@@ -351,7 +349,8 @@ class Stitching(Study):
             "steps": self.recipe.steps if trained else 0,
             "tokens_per_step": self.recipe.batch * self.extract.length,
             "training_sequences": training if trained else min(training, self.recipe.init_sequences),
-            "evaluation_sequences": evaluated,
+            "evaluation_sequences": len(scores.weights),
+            "freedom": scores.freedom,
             "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
         }
 

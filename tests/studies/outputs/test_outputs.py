@@ -221,6 +221,7 @@ def test_copies_of_a_text_are_no_independent_texts(repsim, newest, tmp_path):
         assert ("outputs: 60 of 80 texts are copies of others" in err) == (times == 4)
         found = json.loads((newest() / "results.json").read_text())
         assert found["about"]["documents"] == 20
+        assert 0 < found["about"]["freedom"] <= 19
         known[times] = [np.load(newest() / each["matrices"][0]["se"]) for each in found["measures"]]
     np.testing.assert_allclose(known[4], known[1], rtol=0.25, atol=1e-9)  # they are packed otherwise
 

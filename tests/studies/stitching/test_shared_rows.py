@@ -114,6 +114,19 @@ def test_what_misleads(shared, kept, misled):
     assert scores.is_misled(stitch) == misled
 
 
+def test_one_document_of_most_predictions_does_not_say_that_a_stitch_misleads():
+    stitch, scores = planted(0.07, 0.9)
+    lengths = np.array([150.0, *[6.0] * 9])
+    alone, stitched = ({of: {score: sums * lengths for score, sums in each.items()} for of, each in some.items()}
+                       for some in (scores.alone, scores.stitched))  # fmt: skip
+    assert scores.freedom == 9
+    assert scores.is_misled(stitch)
+    long = replace(scores, weights=lengths, alone=alone, stitched=stitched)
+    assert long.compute_kept(stitch) == pytest.approx(0.9)
+    assert long.freedom == 1
+    assert not long.is_misled(stitch)
+
+
 @pytest.mark.parametrize(("loss", "known"), [(0.3, True), (1.4, False)])
 def test_a_tail_that_knows_nothing_is_warned_of(tmp_path, loss, known):
     """Four answers come as often, of which log 4 = 1.386 nats are known by their shares alone."""

@@ -175,6 +175,13 @@ def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
         2 * np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": 2 * values}}, np.ones(2, int)
     )
     assert twice.penalty(stitch) == pytest.approx(found.penalty(stitch))
+    # and so are copies of a sequence, which are of one document
+    copied = StitchScores(
+        np.ones(60), {"b": {"loss": np.zeros(60)}}, {stitch: {"loss": np.tile(values, 2)}}, np.ones(2, int),
+        documents=np.tile(np.arange(30), 2),
+    )  # fmt: skip
+    assert copied.penalty(stitch) == pytest.approx(found.penalty(stitch))
+    assert copied.freedom == found.freedom == 29
 
 
 def test_classifiers_are_compared_on_the_labels_of_the_data():
