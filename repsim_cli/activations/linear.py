@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from repsim_cli.base.gram import onednn_product
+from repsim_cli.base.gram import find_onednn_product
 
 
 def speed_up_linear_layers(weights: Tensor) -> AbstractContextManager[Any]:
     """A context, to be entered any number of times, in which linear layers of a model with these weights run by
-    oneDNN where that is faster (`onednn_product`), without gradients; elsewhere nothing changes."""
-    fast = weights.dtype == torch.float32 and weights.device.type == "cpu" and onednn_product() is not None
+    oneDNN where that is faster (`find_onednn_product`), without gradients; elsewhere nothing changes."""
+    fast = weights.dtype == torch.float32 and weights.device.type == "cpu" and find_onednn_product() is not None
     return _ByOneDNN() if fast else nullcontext()
 
 
@@ -22,7 +22,7 @@ class _ByOneDNN(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        product = onednn_product()
+        product = find_onednn_product()
         if func in _OPERANDS and not kwargs and product is not None:
             x, weight, bias = _OPERANDS[func](*args)
             if _can_multiply(x, weight, bias):

@@ -61,7 +61,7 @@ def _sample(stream: Iterator[RowBlock], chosen: Tensor) -> Iterator[list[Tensor]
 
 
 def _gather(stream: Iterator[RowBlock], chosen: Tensor) -> list[Tensor]:
-    """Gathers the chosen rows."""
+    """Gathers the chosen rows of a stream, one tensor per layer."""
     out: list[Tensor] = []
     filled = 0
     for first, rows in stream:

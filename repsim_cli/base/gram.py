@@ -54,7 +54,7 @@ def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 def multiply_into(out: Float[Tensor, "*l a b"], x: Float[Tensor, "*l a d"], y: Float[Tensor, "*l b d"]) -> None:
     """Puts x @ y.T of contiguous rows into out, in their precision."""
-    product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    product = find_onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
     if product is None:
         torch.matmul(x, y.mT, out=out)
     else:
@@ -100,8 +100,8 @@ def find_wide_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 
 
 @cache
-def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-    """x @ y.T + bias of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
+def find_onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """Finds x @ y.T + bias of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
 
     MKL, which torch uses otherwise, has kernels of half the width for these processors. The rounding of oneDNN is up to
     four times as large: 4e-8 of the largest cells, in the root mean square.

@@ -67,7 +67,8 @@ class RunRequest(NamedTuple):
 
 
 def _say_untested(asked: RunRequest) -> None:
-    """Says that the claims of an experiment, or of the run that is repeated, are not tested on other models."""
+    """Says before the jobs start that the claims of an experiment, or of the run that is repeated, are not tested on
+    other models."""
     from repsim_cli.config.compose import OWN, compose
 
     experiment = [word for word in asked.words if word.startswith("experiment=")]

@@ -308,7 +308,8 @@ def open_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]
 def open_pairs(
     run: Run, measures: Mapping[str, Measure], content: Content | None, wanted: Wanted | None
 ) -> Iterator[dict[str, KnownPairs]]:
-    """The solved pairs of measures that solve them one by one; new pairs are written even where the run fails."""
+    """Opens the cache's entries of pairs that were solved one by one, by measure; new pairs are written even where the
+    run fails."""
     keys = (
         {}
         if content is None

@@ -17,9 +17,9 @@ def seen(monkeypatch):
         taken.append((tuple(x.shape), tuple(y.shape)))
         return nn.functional.linear(x, y, bias)
 
-    real = linear.onednn_product()
+    real = linear.find_onednn_product()
     monkeypatch.setattr(
-        linear, "onednn_product", lambda: lambda *given: (product(*given), (real or product)(*given))[1]
+        linear, "find_onednn_product", lambda: lambda *given: (product(*given), (real or product)(*given))[1]
     )
     return taken
 
@@ -80,6 +80,6 @@ def test_no_rows_and_weights_of_other_kinds_are_left_as_they_are(seen):
 
 
 def test_nothing_changes_where_no_product_is_faster(monkeypatch):
-    monkeypatch.setattr(linear, "onednn_product", lambda: None)
+    monkeypatch.setattr(linear, "find_onednn_product", lambda: None)
     with speed_up_linear_layers(torch.zeros(1)) as context:
         assert context is None

@@ -124,9 +124,9 @@ Leave = Callable[[str, ModelUnit, tuple[Any, ...], dict[str, Any], Any], Any]
 def hook_units(
     units: Sequence[ModelUnit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
 ) -> Iterator[Hooks]:
-    """enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) are called around each unit and may
-    return what goes on in place of the inputs or the output. The key of a unit that runs again has a number. Passes of
-    other threads through the same units are none of this one's business."""
+    """Calls enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) around each unit of a model; both
+    may return what goes on in place of the inputs or the output. The key of a unit that runs again has a number. Passes
+    of other threads through the same units are none of this one's business."""
     hooks, running, thread = Hooks(), list[str](), get_ident()
     calls: dict[str, int] = {}
 
