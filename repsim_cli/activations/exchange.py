@@ -64,7 +64,7 @@ def find_exchange(
         by_document = combine(begun, _count_equal(documents[starts])[stretch], distance)
         units = [
             Exchange(documents, by_document, "documents"),
-            Exchange(stretch, combine(begun, distance), "sequences"),
+            Exchange(stretch, combine(begun, distance), "sequences" if len(starts) < len(documents) else "rows"),
         ]
     some = batches[:: -(-len(batches) // LOOKED_AT)]
     least = ENOUGH if alike is None and held is None else SOME

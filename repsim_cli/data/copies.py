@@ -42,9 +42,9 @@ def find_equal_sequences(sequences: Sequences) -> Int[np.ndarray, " N"]:
 
 
 def count_copied_texts(sequences: Sequences) -> tuple[int, int]:
-    """Counts, of the texts that are read, those that are copies of one before them, and all."""
+    """Counts, of the texts that are read, those that are copies of one of these, and all."""
     read = np.unique(sequences.document[sequences.text])
-    return len(sequences.copies.keys() & set(read.tolist())), len(read)
+    return len(read) - len(np.unique(sequences.join_copies(read))), len(read)
 
 
 def warn_of_copies(

@@ -161,7 +161,8 @@ class Comparison(Extraction):
         """Warns where many of the texts that are read are copies."""
         if (given := next(iter(sequences.values()), None)) is None:
             return
-        then = {"then": "errors take them as independent"} if self.extract.pooled else {}
+        over_batches = self.extract.estimate in IN_BATCHES  # in each of which a text may stand
+        then = {"then": "errors take them as independent"} if self.extract.pooled or over_batches else {}
         warn_of_copies(*count_copied_texts(given), run.warn, "data", **then)
 
     def _units(self) -> tuple[Exchange | None, str]:
@@ -207,8 +208,10 @@ class Comparison(Extraction):
                         f"{lacking}, got other_documents; {MORE_DOCUMENTS}, raise the rows of a batch, or set "
                         "extract.pairs=all"
                     )
+                few = documents.max() + 1 < self.batches  # so that errors over batches know little of other documents
                 run.warn(
                     f"{lacking}, so that all pairs of rows count; values are above 0 for unrelated models too"
+                    + (", and errors over batches say nothing of other documents" if few else "")
                     + (f"; {MORE_DOCUMENTS}" if self.live else "")
                 )
                 return None

@@ -10,7 +10,7 @@ from repsim_cli.activations.next_token import number_documents
 from repsim_cli.activations.places import list_row_documents
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract
-from repsim_cli.data.copies import number_texts
+from repsim_cli.data.copies import count_copied_texts, number_texts
 from repsim_cli.runs import reader
 
 LONG = "rain falls on the roof all night and the gutters run over again"
@@ -70,3 +70,16 @@ def test_a_comparison_of_copied_documents_warns_and_finds_no_more_of_them(repsim
     (warning,) = [text for text in reader.read_manifest(newest())["warnings"] if "copies" in text]
     assert warning.endswith("drop the copies, which count in every mean")
     assert "errors are over those that differ" in warning
+    code, _, err = repsim("run", *words, "extract.estimate=per_batch", "extract.batch_rows=500")
+    assert code == 0, err
+    assert "texts are copies of others, and errors take them as independent" in " ".join(err.split())
+
+
+def test_copies_are_counted_among_what_is_read(file, gpt_tokenizer):
+    given = registry.data.get("local_text").function(path=str(file))
+    sequences = given.sequences(gpt_tokenizer, Extract(hook_points=["resid_post"], length=7, sequences=99), 0)
+    assert count_copied_texts(sequences) == (2, 5)
+    of_last = sequences.take(np.flatnonzero((sequences.document == 4).any(1)))
+    read = np.unique(of_last.document[of_last.text])
+    assert (read.max(), 0 in read) == (4, False)  # the text that the last one repeats is not read
+    assert count_copied_texts(of_last) == (0, len(read))

@@ -331,6 +331,7 @@ def test_units_are_documents_then_sequences_then_rows():
     found = find_exchange(np.zeros(24, int), alone, batches)
     assert (found.what, len(np.unique(found.units))) == ("sequences", 6)
     assert find_exchange(np.arange(24), np.full(24, BOTH), batches).what == "rows"
+    assert find_exchange(np.zeros(24, int), np.full(24, BOTH), batches).what == "rows"  # copies, each of one row
     assert find_exchange(np.zeros(24, int), np.array([BOTH, *[0] * 23]), batches) is None
 
 

@@ -78,8 +78,19 @@ def test_what_cannot_be_had_is_refused_in_one_line():
 def test_auto_keeps_all_pairs_where_too_few_would_be_left():
     few = compared("auto", np.repeat([0, 1], 20), ["cka_unbiased"])
     assert few.results.measures[0].estimate["pairs"] == "all"
-    assert any("extract.pairs: a batch has rows of 2 documents, where 3 are needed" in text for text in few.warnings)
+    (warning,) = [text for text in few.warnings if text.startswith("extract.pairs")]
+    assert warning.startswith("extract.pairs: a batch has rows of 2 documents, where 3 are needed")
+    assert "errors over batches" not in warning
     assert compared("auto", names=["cka_unbiased"]).results.measures[0].estimate["pairs"] == "other_documents"
+
+
+@pytest.mark.parametrize(("count", "few"), [(1, True), (2, True), (4, False)])
+def test_errors_over_batches_of_few_documents_are_said_to_be_of_these(count, few):
+    documents = np.arange(80) // (80 // count)
+    settings = {"extract.estimate": "per_batch", "extract.batch_rows": 20}
+    found = compared("auto", documents, ["cka_unbiased"], **settings).warnings
+    (warning,) = [text for text in found if text.startswith("extract.pairs")]
+    assert ("errors over batches say nothing of other documents" in warning) == few
 
 
 def test_a_study_of_all_pairs_refuses(repsim):
