@@ -1,6 +1,7 @@
 """Computes distances of models from the log-likelihoods that they give to the same texts, without torch."""
 
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,16 @@ def find_likelihood_interval(value: float, se: float, documents: int, level: flo
         return value, value
     factor = math.exp(find_t_quantile((1 - level) / 2, documents - 1) * se / value)
     return value / factor, value * factor
+
+
+def take_logarithm(value: float, se: float) -> tuple[float, float]:
+    """Takes the logarithm of a distance, by which distances are told apart, and its error; of 0, which has none, that
+    of the smallest number.
+
+    >>> [round(number, 1) for number in (*take_logarithm(10.0, 2.0), *take_logarithm(0.0, 0.0))]
+    [2.3, 0.2, -708.4, 0.0]
+    """
+    return (math.log(value), se / value) if value > 0 else (math.log(sys.float_info.min), 0.0)
 
 
 def centre_twice(logs: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:

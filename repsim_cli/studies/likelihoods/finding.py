@@ -16,7 +16,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.extremes import say_ends
 from repsim_cli.runs.content import NEAREST, Table
-from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, find_likelihood_interval, place_models
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, find_likelihood_interval, place_models, take_logarithm
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
@@ -50,7 +50,8 @@ def say_answers(run: Finished) -> Iterator[list[str]]:
 
     names = [f"{labels[a]} with {labels[b]}" for a, b in pairs]
     freedom = None if documents is None else documents - 1
-    yield from say_ends(names, [values[pair] for pair in pairs], [errors[pair] for pair in pairs], freedom, say)
+    logs, widths = zip(*(take_logarithm(float(values[pair]), float(errors[pair])) for pair in pairs), strict=True)
+    yield from say_ends(names, logs, widths, freedom, say)
 
 
 def say_interval(value: float, error: float, documents: int, level: float) -> str:

@@ -318,14 +318,16 @@ def compute_weight_changes(base: BlockStack, tuned: BlockStack) -> dict[str, Ten
     encoded list of (name, block or None, relative change) of those that changed. held: whether all that changed in a
     block is that its weights were rounded to 16 bits."""
     ours, theirs = (_name_weights(model) for model in (base, tuned))
+    pairs = set[tuple[int, int]]()  # a head that is tied to the embeddings in both is they
     depth, blocks = len(base.blocks), f"{base.table.blocks}."
     sums, rows = torch.zeros(depth, 2, dtype=torch.float64), []
     changed, rounded = torch.zeros(depth, dtype=torch.bool), torch.ones(depth, dtype=torch.bool)
     for name, x in ours.items():
         y = theirs.get(name)
-        if y is None or y.shape != x.shape or x.is_meta or y.is_meta:
+        if y is None or y.shape != x.shape or x.is_meta or y.is_meta or (id(x), id(y)) in pairs:
             continue
-        y = y.to(x.device)
+        pairs.add((id(x), id(y)))
+        x, y = x.detach(), y.detach().to(x.device)
         inside = name.removeprefix(blocks).partition(".")[0] if name.startswith(blocks) else ""
         block = int(inside) if inside.isdigit() else None
         squares = torch.stack([(y.double() - x.double()).square().sum(), x.double().square().sum()]).cpu()
@@ -344,9 +346,9 @@ def compute_weight_changes(base: BlockStack, tuned: BlockStack) -> dict[str, Ten
 
 
 def _name_weights(model: BlockStack) -> dict[str, Tensor]:
-    """The weights by names as in the backbone; those of the head by their own."""
+    """The weights by names as in the backbone; those of the head by their own, also where it is tied."""
     prefix = f"{model.path}." if model.path else ""
-    return {name.removeprefix(prefix): x.detach() for name, x in model.module.named_parameters()}
+    return {name.removeprefix(prefix): x for name, x in model.module.named_parameters(remove_duplicate=False)}
 
 
 def find_promoted(base: BlockStack, direction: Float[Tensor, "b d"]) -> Tensor:

@@ -2,6 +2,8 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
+from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import NEAREST
 from repsim_cli.studies.likelihoods.distances import (
@@ -23,7 +26,7 @@ from repsim_cli.studies.likelihoods.distances import (
     find_likelihood_interval,
     place_models,
 )
-from repsim_cli.studies.likelihoods.finding import say_interval
+from repsim_cli.studies.likelihoods.finding import say_answers, say_interval
 from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, mark_scored
 
 TINY_A = ASSETS / "models" / "tiny_a"
@@ -178,6 +181,20 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
     assert found.tables[NEAREST].rows[0][1].startswith("tiny_a with same: 0 (")
     assert "half the variance of the difference of log-likelihoods" in found.tables[NEAREST].rows[1][1]
     assert found.tables[NEAREST].rows[0][1].endswith("texts), the same to the bit")
+
+
+def test_distances_are_told_apart_by_the_errors_of_their_logarithms():
+    """As their intervals are: a distance near nothing is not as large as one whose error is half of it."""
+    values, errors = np.zeros((2, 3, 3))
+    for (a, b), value, share in (((0, 1), 1e-10, 0.2), ((0, 2), 3000.0, 0.45), ((1, 2), 2500.0, 0.45)):
+        values[a, b], errors[a, b] = value, share * value
+    matrix = SimpleNamespace(values=values, se=errors, n=40, rows=SimpleNamespace(layers=["a", "b", "c"]))
+    results = SimpleNamespace(measures=[SimpleNamespace(matrices=[matrix])], about={"documents": 40})
+    run = cast(Finished, SimpleNamespace(results=results, array=np.asarray, level=0.95))
+    closest, furthest = (sentence for _, sentence in say_answers(run))
+    assert closest.startswith("a with b: 1e-10 nats (")
+    assert "told apart" not in closest
+    assert furthest.endswith("; b with c is not told apart from it")
 
 
 @pytest.mark.slow

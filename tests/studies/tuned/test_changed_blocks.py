@@ -171,6 +171,18 @@ def test_weights_by_tensor_and_outside_of_blocks():
     assert blocks_above(change) == [1]
 
 
+def test_a_head_that_is_no_longer_the_embeddings_is_named():
+    base = stack(source_of("gpt2"))
+    model = copied(base)
+    model.module.get_input_embeddings().weight.data *= 2
+    tied = decode_json(found(base, model)["tuned"]["tensors"])
+    assert [name for name, *_ in tied] == ["wte.weight"]  # the head, too, but once
+    model = copied(base)
+    weights = model.module.get_output_embeddings().weight.detach()
+    model.module.lm_head.weight = torch.nn.Parameter(weights * 0.5)
+    assert decode_json(found(base, model)["tuned"]["tensors"]) == [["lm_head.weight", None, pytest.approx(0.5)]]
+
+
 def test_the_mean_change_and_what_it_promotes():
     """A vector that is added to every token is all of the change; along an output embedding it promotes that token."""
     base = stack(source_of("gpt2"))
