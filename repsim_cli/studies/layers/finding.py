@@ -55,6 +55,7 @@ FORMS = {
 }
 OF_LAST = {DIMENSION: "dimension", RANK: "rank", ALIKE: "CKA", SAME_CLASS: "classes"}  # of last tokens, in the note
 BLOCK = "block "
+DIGITS = 3  # of numbers in a sentence, at least
 SAID = 2  # models of which the title says where
 INDEPENDENT = 120.0  # degrees between steps from one random row to the next
 Layers = Sequence[Mapping[str, Any]]
@@ -136,19 +137,33 @@ def say_extreme(layers: Layers, apart: Layers, column: str, freedom: int | None 
     numbers, errors = ([rows[i][column] for i in known] for rows in (layers, apart))
     alike = [known[place] for place in list_within(numbers, errors, known.index(best), freedom)]
     values, last = [layers[i][column] for i in alike], known[-1]
-    low, high = min(values), max(values)
-    span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+    beside = None if last in alike else layers[last][column]
+    low, high, end = write_apart(min(values), max(values), beside)
+    span = low if low == high else f"{low} to {high}"
     if column == SAME_CLASS and layers[best][BY_CHANCE] is not None:
         span += f", chance {layers[best][BY_CHANCE]:.3g}"
     word, _ = make_layer_namer([row["layer"] for row in layers])
     if len(alike) == len(known):
         return f"no layer stands out by {MEANT[column].partition(',')[0]} ({span})"
-    end = "" if last in alike else f"; {layers[last][column]:.3g} at {word(layers[last]['layer'])}, the last"
+    end = "" if beside is None else f"; {end} at {word(layers[last]['layer'])}, the last"
     where = [word(layers[i]["layer"]) for i in alike]
     blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
     others = [name for name in where if not name.startswith(BLOCK)]
     named = ("one of " if len(alike) > 1 else "") + ", ".join([*others, *([name_blocks(blocks)] if blocks else [])])
     return FORMS[column].format(where=named, span=span, end=end)
+
+
+def write_apart(low: float, high: float, beside: float | None) -> tuple[str, str, str]:
+    """Writes the ends of a range and the number beside it, which is told apart from these, with so many digits that it
+    differs from them.
+
+    >>> write_apart(116.7, 116.7, 117.2), write_apart(1.0, 1.26, None)
+    (('116.7', '116.7', '117.2'), ('1', '1.26', ''))
+    """
+    digits = DIGITS
+    while beside not in (None, low, high) and f"{beside:.{digits}g}" in (f"{low:.{digits}g}", f"{high:.{digits}g}"):
+        digits += 1
+    return f"{low:.{digits}g}", f"{high:.{digits}g}", "" if beside is None else f"{beside:.{digits}g}"
 
 
 class Depth(NamedTuple):

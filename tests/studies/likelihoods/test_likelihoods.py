@@ -184,7 +184,7 @@ def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
 
 
 def test_distances_are_told_apart_by_the_errors_of_their_logarithms():
-    """As their intervals are: a distance near nothing is not as large as one whose error is half of it."""
+    """A distance near nothing is not as large as one whose error is half of it, as their intervals say."""
     values, errors = np.zeros((2, 3, 3))
     for (a, b), value, share in (((0, 1), 1e-10, 0.2), ((0, 2), 3000.0, 0.45), ((1, 2), 2500.0, 0.45)):
         values[a, b], errors[a, b] = value, share * value
