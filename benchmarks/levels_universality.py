@@ -1,6 +1,6 @@
 """Promises of universality: its verdicts, bands over models, intervals of one sample, and of a rank correlation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ from levels import Promise
 from repsim_cli import measures
 from repsim_cli.engine import significance
 from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.proportions import count_like_freedom
 from repsim_cli.findings.groups import Depths, make_curves
 from repsim_cli.studies.grounding.finding_resi import correlate_with_interval
 from repsim_cli.studies.grounding.grading import Case, grade_all, list_standings
@@ -196,11 +197,14 @@ def ahead(rng: np.random.Generator, models: int) -> float:
     return float(np.mean([standing.ahead or 0 for standing in list_standings(list(grade_all(case)), 0.95)])) / 9
 
 
-def likely(rng: np.random.Generator, documents: int, texts: int) -> float:
-    """Says whether the interval of a distance by likelihoods holds the true one, 0.5."""
-    differences = rng.normal(size=documents * texts)
-    found = compute_likelihood_distances(np.stack([differences, 0 * differences]), np.arange(len(differences)) // texts)
-    low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], documents, LEVEL)
+def likely(rng: np.random.Generator, texts: Sequence[int], between: float = 0.0) -> float:
+    """Says whether the interval of a distance by likelihoods holds the true one, 0.5. texts: of each document.
+    between: the share of the variance between documents."""
+    documents = np.repeat(np.arange(len(texts)), texts)
+    alike, differences = rng.normal(size=len(texts))[documents], rng.normal(size=len(documents))
+    differences = between**0.5 * alike + (1 - between) ** 0.5 * differences
+    found = compute_likelihood_distances(np.stack([differences, 0 * differences]), documents)
+    low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], count_like_freedom(np.array(texts)), LEVEL)
     return float(low <= 0.5 <= high)
 
 
@@ -222,9 +226,11 @@ PROMISES: list[Promise] = [
     *jackknife_means(),
     *(
         Promise("interval of a distance by likelihoods", f"{documents} documents of {texts} texts", "cover", LEVEL,
-                2000, partial(likely, documents=documents, texts=texts))
+                2000, partial(likely, texts=(texts,) * documents))
         for documents, texts in ((6, 4), (10, 1), (40, 5))
     ),
+    Promise("interval of a distance by likelihoods", "one document of 150 texts and 11 of 6, alike by half", "cover",
+            LEVEL, 2000, partial(likely, texts=(150, *[6] * 11), between=0.5)),
     *(
         Promise("interval of Spearman's rho over measures", f"{count} measures, r {r:g}", "cover", LEVEL, 2000,
                 partial(correlated, count=count, correlation=r))

@@ -56,11 +56,11 @@ def compute_likelihood_distances(
     return LikelihoodDistances(values, errors)
 
 
-def find_likelihood_interval(value: float, se: float, documents: int, level: float) -> tuple[float, float]:
+def find_likelihood_interval(value: float, se: float, freedom: int, level: float) -> tuple[float, float]:
     """Finds the t interval of a distance from that of its logarithm."""
     if not value > 0:
         return value, value
-    factor = math.exp(find_t_quantile((1 - level) / 2, documents - 1) * se / value)
+    factor = math.exp(find_t_quantile((1 - level) / 2, freedom) * se / value)
     return value / factor, value * factor
 
 

@@ -39,26 +39,28 @@ def say_answers(run: Finished) -> Iterator[list[str]]:
     pairs = list(combinations(range(len(labels)), 2))
 
     documents = run.results.about.get("documents")
+    freedom = run.results.about.get("freedom", None if documents is None else documents - 1)
 
     def say(place: int) -> str:
         value, error = float(values[pairs[place]]), float(errors[pairs[place]])
         if not value:
             return f"0 ({matrix.n:,} texts), the same to the bit"
         unit, how = ("nats", ", about their KL divergence") if value < NEAR else ("nats²", " and no KL divergence")
-        about = f"se {error:.2g}" if documents is None else say_interval(value, error, documents, run.level)
+        about = f"se {error:.2g}"
+        if documents is not None and freedom is not None:
+            about = say_interval(value, error, documents, freedom, run.level)
         return f"{value:.3g} {unit} ({about}, {matrix.n:,} texts), {HALF}{how}"
 
     names = [f"{labels[a]} with {labels[b]}" for a, b in pairs]
-    freedom = None if documents is None else documents - 1
     logs, widths = zip(*(take_logarithm(float(values[pair]), float(errors[pair])) for pair in pairs), strict=True)
     yield from say_ends(names, logs, widths, freedom, say)
 
 
-def say_interval(value: float, error: float, documents: int, level: float) -> str:
-    """Says the interval of a distance, or that too few documents have none."""
+def say_interval(value: float, error: float, documents: int, freedom: int, level: float) -> str:
+    """Says the interval of a distance, or that too few documents have none. freedom: of the error."""
     if documents < FEWEST:
         return f"no interval from {say_count(documents, 'document')}"
-    low, high = find_likelihood_interval(value, error, documents, level)
+    low, high = find_likelihood_interval(value, error, freedom, level)
     return f"{100 * level:g} % interval {low:.3g} to {high:.3g} over {documents} documents"
 
 

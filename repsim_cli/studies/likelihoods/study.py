@@ -25,6 +25,7 @@ from repsim_cli.engine.bounds import (
 )
 from repsim_cli.engine.cost import describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.proportions import count_like_freedom
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.measures import Card
@@ -172,7 +173,8 @@ class Likelihoods(Study):
             for label, row in zip(labels, logs, strict=True)
         ]
         tables = {OF_MODELS: Table(columns=COLUMNS, rows=rows)}
-        about = {"documents": len(np.unique(documents))}
+        counts = np.unique(documents, return_counts=True)[1]
+        about = {"documents": len(counts), "freedom": count_like_freedom(counts)}
         return Results(
             study="likelihoods", measures=[measured], matrices={LIKELIHOODS: whole}, tables=tables, about=about
         )

@@ -109,7 +109,7 @@ def cover_distances(rng, documents, texts, draws):
     for _ in range(draws):
         differences = 0.5**0.5 * (rng.normal(size=documents)[of] + rng.normal(size=len(of)))
         found = compute_likelihood_distances(np.stack([differences, np.zeros(len(of))]), of)
-        low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], documents, 0.95)
+        low, high = find_likelihood_interval(found.values[0, 1], found.se[0, 1], documents - 1, 0.95)
         held += low <= 0.5 <= high
     return held / draws
 
@@ -125,8 +125,10 @@ def test_models_that_differ_on_one_document_have_a_wide_error():
     logs[0, :4] = [1.0, -1.0, 2.0, -2.0]
     found = compute_likelihood_distances(logs, np.repeat(np.arange(6), 4))
     assert found.se[0, 1] == pytest.approx(found.values[0, 1], rel=0.2)
-    assert say_interval(0.5, 0.2, 4, 0.95) == "no interval from 4 documents"
-    assert say_interval(0.5, 0.1, 12, 0.95) == "95 % interval 0.322 to 0.777 over 12 documents"
+    assert say_interval(0.5, 0.2, 4, 3, 0.95) == "no interval from 4 documents"
+    assert say_interval(0.5, 0.1, 12, 11, 0.95) == "95 % interval 0.322 to 0.777 over 12 documents"
+    # of which one has most of the texts
+    assert say_interval(0.5, 0.1, 12, 1, 0.95) == "95 % interval 0.0394 to 6.35 over 12 documents"
 
 
 def test_two_axes_keep_distances_that_lie_in_a_plane():
