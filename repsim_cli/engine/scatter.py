@@ -20,9 +20,7 @@ from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Matrix, compute_matrix_tile
 
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
-NEIGHBOURS = (
-    1.5  # times the scatter by own rows: 1.3 to 1.7 times in simulations of 180 to 600 rows, 30 to 180 documents
-)
+NEIGHBOURS = 1.7  # times the scatter by own rows, at most: 1.3 to 1.7 times in simulations of 180 to 600 rows
 FEW = 0.25  # of the documents: where fewer would say as much of a layer, errors are warned of
 MOST = 10_000  # rows, whose cells are computed once more; of more rows, as many cells
 RUNS = 32  # of neighbouring clusters, which stand for all where there are more rows
