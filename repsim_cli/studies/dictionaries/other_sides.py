@@ -48,7 +48,8 @@ def compute_shares_from_others(
 ) -> SharesFromOthers:
     """Computes, by side and latent, how strong the latent is in the rows of the side when the code reads the other
     sides alone, as a share of its strength when the code reads all sides. 0 is its mean strength in DRAWS random
-    pairings, when the code reads rows of other documents.
+    pairings, when the code reads rows of other documents: of the side itself not those of the other sides, as where it
+    reads the others alone, since which latents are active together is part of their strength.
 
     The strength is the coefficient, by least squares, of the latent's code times its direction on the side, in the
     rows of the side less what all other latents give.
@@ -57,16 +58,17 @@ def compute_shares_from_others(
     documents: of the rows, which trade places as wholes.
     size: how many rows are read at a time.
     """
-    sides = range(len(rows))
+    paired = torch.arange(len(documents))
     orders = [torch.from_numpy(order) for order in draw_document_orders(documents, DRAWS, seed)]
     values, drawn = [], []
     for side, own in enumerate(rows):
 
-        def measure(paired: Sequence[bool], order: Tensor, side: int = side, own: Tensor = own) -> Float[Tensor, " m"]:
-            return _measure_strengths(crosscoder, side, own, [*zip(rows, paired, strict=True)], order, size)
+        def measure(of_others: Tensor, of_own: Tensor, side: int = side, own: Tensor = own) -> Float[Tensor, " m"]:
+            read = [(x, of_own if at == side else of_others) for at, x in enumerate(rows)]
+            return _measure_strengths(crosscoder, side, own, read, size)
 
-        every, others = measure([True for _ in sides], orders[0]), measure([at != side for at in sides], orders[0])
-        neither = torch.stack([measure([False for _ in sides], order) for order in orders])
+        every, others = measure(paired, paired), measure(paired, orders[0])
+        neither = torch.stack([measure(*two) for two in zip(orders, [*orders[1:], orders[0]], strict=True)])
         middle = neither.mean(0)
         values.append((others - middle) / (every - middle))
         drawn.append((neither - middle) / (every - middle))
@@ -78,18 +80,17 @@ def _measure_strengths(
     crosscoder: Crosscoder,
     side: int,
     own: Float[Tensor, "n d"],
-    read: Sequence[tuple[Float[Tensor, "n d"], bool]],
-    order: Tensor,
+    read: Sequence[tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]],
     size: int,
 ) -> Float[Tensor, " m"]:
     """Measures the strength of each latent on a side, as `compute_shares_from_others` defines it.
 
-    read: the rows of every side that the code reads, and whether they are paired with those of `own`."""
+    read: the rows of every side, and in which order the code reads them beside those of `own`."""
     direction = crosscoder.decoder[side]
     along, energy = torch.zeros(2, crosscoder.width, dtype=torch.float64)
     for start in range(0, len(own), size):
         some = slice(start, start + size)
-        code = crosscoder.encode([x[some] if paired else x[order[some]] for x, paired in read])
+        code = crosscoder.encode([x[order[some]] for x, order in read])
         left = own[some] - (code @ direction + crosscoder.bias[side])
         along += (code * (left @ direction.T)).double().sum(0)
         energy += code.double().square().sum(0)
