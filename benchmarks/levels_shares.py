@@ -1,5 +1,5 @@
-"""Promises of shares: of latents that two dictionaries share, of intervals of shares of rows of documents, and of
-probes that are held against the largest class."""
+"""Promises of shares: of latents that two dictionaries share or a crosscoder has, of intervals of shares of rows of
+documents, of what stitches cost, and of probes that are held against the largest class."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,17 +11,21 @@ import numpy as np
 import torch
 from levels import LEAST, Promise
 
-from repsim_cli.engine.proportions import compute_wilson_interval
+from repsim_cli.engine.proportions import compute_wilson_interval, count_like_freedom
+from repsim_cli.findings.extremes import list_alike
 from repsim_cli.studies.dictionaries.compare import (
     draw_mirrored,
     match_latents,
     measure_dictionary_quality,
     take_alive_directions,
 )
+from repsim_cli.studies.dictionaries.crosscoders import Crosscoder
 from repsim_cli.studies.dictionaries.finding import compute_matched_shares
 from repsim_cli.studies.dictionaries.formats import load
+from repsim_cli.studies.dictionaries.other_sides import compute_shares_from_others
 from repsim_cli.studies.dictionaries.study import MIRRORS
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
+from repsim_cli.studies.stitching.evaluate import estimate_ratio
 from repsim_cli.training.probes import PROBES, Targets, fit_probe
 
 Rng = np.random.Generator
@@ -110,6 +114,65 @@ def of_dictionaries() -> list[Promise]:
     return [*found, Promise(what, setting, "power", LEAST, 100, partial(share_latents, same), "by decoder")]
 
 
+# ---- latents of a crosscoder ----
+
+
+def stand_in_other_side(shared: float, rng: Rng) -> bool:
+    """Whether latents of a random crosscoder are said to stand in the rows of the sides, of 40 documents. shared: what
+    the second side has of the first."""
+    documents, decoder = np.repeat(np.arange(40), 10), rng.normal(size=(2, 48, 16)) / 4
+    arrays = decoder.transpose(0, 2, 1), np.full(48, -0.5), decoder, np.zeros((2, 16))
+    first, second = (rng.normal(size=(40, 16))[documents] + rng.normal(size=(400, 16)) for _ in range(2))
+    second = second + shared * first @ (decoder[0].T @ decoder[1])
+    *parts, one, other = (torch.from_numpy(x).float() for x in (*arrays, first, second))
+    found = compute_shares_from_others(Crosscoder(*parts), [one, other], documents, int(rng.integers(2**31)), 400)
+    median, reach = found.find_median(np.ones(48, bool)) or (0.0, 0.0)
+    return median > reach
+
+
+def of_crosscoders() -> list[Promise]:
+    what, setting = "latents of a crosscoder stand in the other side: more than chance", "40 documents of 10 rows"
+    return [
+        Promise(what, f"independent sides, {setting}", "level", 0.01, 200, partial(stand_in_other_side, 0.0)),
+        Promise(what, f"related sides, {setting}", "power", LEAST, 100, partial(stand_in_other_side, 0.3)),
+    ]
+
+
+# ---- what stitches cost ----
+
+
+def tell_stitches_apart(sizes: tuple[int, ...], gain: float, rng: Rng) -> bool:
+    """Whether a stitch after some of eight layers is told apart from the one that costs least, by the rows of each
+    document. gain: by how much the first costs less."""
+    documents, weights = np.repeat(np.arange(len(sizes)), sizes), np.array(sizes, float)
+    both, found = 0.5 * rng.normal(size=len(sizes)), []
+    for layer in range(8):
+        of = both + 0.5 * rng.normal(size=len(sizes)) - gain * (layer == 0)
+        costs = of[documents] + rng.normal(size=len(documents))
+        found.append(estimate_ratio(np.bincount(documents, costs), weights))
+    values, errors = zip(*found, strict=True)
+    best = int(np.argmin(values))
+    return len(list_alike(values, errors, best, count_like_freedom(weights))) < (8 if gain == 0 else 2)
+
+
+def of_stitches() -> list[Promise]:
+    settings = {
+        "40 documents of 8 rows": (8,) * 40,
+        "12 documents of 3 to 80 rows": (40, 3, 80, 12, 7, 22, 15, 60, 5, 9, 33, 18),
+        "one document of 150 rows and 11 of 6": (150, *[6] * 11),
+    }
+    what, (even, *_) = "layers after which a stitch costs more", settings
+    return [
+        *(
+            Promise(what, f"all cost as much, {setting}", "level", 0.05, 1000, partial(tell_stitches_apart, sizes, 0.0))
+            for setting, sizes in settings.items()
+        ),
+        Promise(
+            what, f"one costs less, {even}", "power", LEAST, 500, partial(tell_stitches_apart, settings[even], 1.0)
+        ),
+    ]
+
+
 # ---- intervals of shares ----
 
 
@@ -184,4 +247,4 @@ def of_probes() -> list[Promise]:
     return [*levels, Promise(what, "documents of 8 rows, told with a few errors in each", "power", LEAST, 100, told)]
 
 
-PROMISES = [*of_dictionaries(), *of_intervals(), *of_probes()]
+PROMISES = [*of_dictionaries(), *of_crosscoders(), *of_intervals(), *of_stitches(), *of_probes()]
