@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,12 +26,16 @@ from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan
 from repsim_cli.activations.row_batches import select_batch_rows
 from repsim_cli.activations.rows import check_stored_rows, count_run_rows
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import write_percent
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.copies import count_copied_texts, find_equal_sequences, warn_of_copies
 from repsim_cli.engine.study import OfRows
 from repsim_cli.models.source import AnySource, PrecomputedIds, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
+
+ENDS = ("bos", "eos", "cls", "sep")  # tokens that begin and end texts
+UNKNOWN = 0.2  # share of the tokens of a text, from which on a tokenizer knows too little of it
 
 
 def make_noted_sequences(
@@ -47,7 +51,26 @@ def make_noted_sequences(
     sequences = make_sequences(live, tokenizers, data, extract, seed)
     if sequences:
         note_sequences(run, sequences, data, extract, of)
+        for warning in list_unknown_texts(sequences, tokenizers, data.source):
+            run.warn(warning)
     return sequences
+
+
+def list_unknown_texts(sequences: Mapping[str, Sequences], tokenizers: Mapping[str, Any], source: str) -> Iterator[str]:
+    """Lists warnings of tokenizers that know little of the text: what they do not know is one token to all that have
+    them. Where that token also begins or ends texts, it tells nothing."""
+    shares: dict[str, list[str]] = {}
+    for label, given in sequences.items():
+        unknown, *ends = (getattr(tokenizers.get(label), f"{name}_token_id", None) for name in ("unk", *ENDS))
+        if unknown is None or unknown in ends:
+            continue
+        if (share := float((given.ids[given.text] == unknown).mean())) > UNKNOWN:
+            shares.setdefault(write_percent(share), []).append(f"'{label}'")
+    for share, labels in shares.items():
+        yield (
+            f"data: {share} of the tokens of {source} are unknown to the tokenizer of {', '.join(labels)}, and the "
+            "same token to it; take text that it knows"
+        )
 
 
 def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, extract: Extract, of: str = "") -> None:
