@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import say_count
-from repsim_cli.figures.frame import choose_line_styles
+from repsim_cli.figures.frame import add_legend_beside, choose_line_styles
 from repsim_cli.figures.lines import draw_light_grid
 from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -76,14 +76,14 @@ def _draw(run: Finished) -> Any:
     figure = Figure(figsize=PANEL)
     panel = figure.add_axes((0, 0, 1, 1))
     for (label, x, y, *_), style in zip(table.rows, choose_line_styles(len(table.rows)), strict=True):
-        panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5)
-        panel.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, parse_math=False)
+        panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5, label=label)
     shares = table.rows[0][3:]
     panel.set_xlabel(f"first axis, nats ({100 * shares[0]:.0f} % of squared distances)", fontsize=8)
     panel.set_ylabel(f"second axis ({100 * shares[1]:.0f} %)", fontsize=8)
     panel.margins(0.2)
     panel.set_aspect("equal", adjustable="datalim")
     draw_light_grid(panel)
+    add_legend_beside(panel)
     set_headline(figure, "Models by the likelihoods of texts", f"squared distances are {HALF}, nats²")
     return figure
 

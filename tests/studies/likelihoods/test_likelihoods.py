@@ -18,7 +18,7 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import NEAREST
+from repsim_cli.runs.content import NEAREST, Table
 from repsim_cli.studies.likelihoods.distances import (
     LIKELIHOODS,
     centre_twice,
@@ -26,7 +26,7 @@ from repsim_cli.studies.likelihoods.distances import (
     find_likelihood_interval,
     place_models,
 )
-from repsim_cli.studies.likelihoods.finding import say_answers, say_interval
+from repsim_cli.studies.likelihoods.finding import MAP, draw_figures, say_answers, say_interval
 from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, mark_scored
 
 TINY_A = ASSETS / "models" / "tiny_a"
@@ -197,6 +197,22 @@ def test_distances_are_told_apart_by_the_errors_of_their_logarithms():
     assert closest.startswith("a with b: 1e-10 nats (")
     assert "told apart" not in closest
     assert furthest.endswith("; b with c is not told apart from it")
+
+
+def test_the_map_names_models_at_one_place_apart_from_each_other():
+    rows = [["a", 1.0, 2.0, 0.9, 0.1], ["b", 1.0, 2.0, 0.9, 0.1], ["c", -2.0, 0.0, 0.9, 0.1]]
+    run = cast(
+        Finished,
+        SimpleNamespace(
+            results=SimpleNamespace(
+                tables={MAP: Table(columns=["model", "first", "second", "share", "rest"], rows=rows)}
+            )
+        ),
+    )
+    ((_, draw),) = draw_figures(run, whole=False)
+    (axes,) = draw().axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "c"]
+    assert not [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.slow
