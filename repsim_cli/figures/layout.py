@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def narrow(figure: Any, width: float, asked: bool) -> float:
         surplus = _surround(figure, width)
     elif _are_alike(figure.axes):
         scale = _stack(figure, width)
-        if (over := figure.get_tightbbox().width - width) > 0:  # ticks changed with the size
+        over = max(0.0, figure.get_tightbbox().width - width)
+        if over > 0 or _do_panels_touch(figure):  # ticks changed with the size
             scale *= _stack(figure, width - over)
     else:
         _shrink(figure, width)
@@ -244,6 +246,11 @@ def _are_alike(panels: Sequence[Any]) -> bool:
     return len(places) == len(boxes) and all(
         abs(box.width - boxes[0].width) + abs(box.height - boxes[0].height) < 0.01 for box in boxes
     )
+
+
+def _do_panels_touch(figure: Any) -> bool:
+    boxes = [axes.get_tightbbox(for_layout_only=True) for axes in figure.axes]
+    return any(first.overlaps(second) for first, second in combinations(boxes, 2))
 
 
 def _stack(figure: Any, width: float) -> float:
