@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.api.entries import label_entries, make_model_entry
 from repsim_cli.base.arrays import hash_tensors
 from repsim_cli.base.errors import BadInput
@@ -100,7 +101,7 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
             raise BadInput(f"by_block: {each.label} cannot be run by block ({why}), got always; drop it")
 
     by_part = {
-        key: _open_on_disk(each.source)
+        key: _open_on_disk(each.label, each.source)
         for key, each in enumerate((first, second))
         if isinstance(each, NamedModel) and apart and explain_block_refusal(each.source) is None
     }
@@ -109,7 +110,7 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
         if not isinstance(each, NamedModel):
             return each
         source = each.source
-        side = by_part.get(key) or InMemory(_load_whole(source))
+        side = by_part.get(key) or InMemory(name_errors(each.label, _load_whole, source))
         return OpenedModel(each.label, side, _try_or_none(source.tokenizer), source.identity())
 
     _check_memory((first, second), by_part, hardware)
@@ -172,18 +173,18 @@ def _load_whole(source: Source) -> nn.Module:
     return source.load(True)
 
 
-def _open_on_disk(source: Source, *, bare: bool = False) -> OnDisk:
+def _open_on_disk(label: str, source: Source, *, bare: bool = False) -> OnDisk:
     """Opens the same model, of which parts are loaded when they run. bare: the backbone alone."""
     backbone: Any = source.skeleton
     for auto, said in () if bare else _list_head_classes(source).items():
 
         def part(kept: Kept, auto: str = auto) -> nn.Module:
-            return _use_eager_attention(source.with_head(auto, Loading(kept=kept)))
+            return _use_eager_attention(name_errors(label, source.with_head, auto, Loading(kept=kept)))
 
         head_alone = partial(part, lambda name: not is_inside(name, backbone.base_model_prefix))
         if _open_head(head_alone, said) is not None:
-            return OnDisk(part, lambda: _open_on_disk(source, bare=True))
-    return OnDisk(lambda kept: source.load(True, Loading(kept=kept)))
+            return OnDisk(part, lambda: _open_on_disk(label, source, bare=True))
+    return OnDisk(lambda kept: name_errors(label, source.load, True, Loading(kept=kept)))
 
 
 def _try_or_none(step: Any) -> Any:

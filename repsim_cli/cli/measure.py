@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.base.files import expand_path, open_npy
 from repsim_cli.cli.terminal import Bar, check_torch, log, name_where_slow, say
@@ -27,7 +28,7 @@ def measure_command(parsed: argparse.Namespace) -> int:
     settings = parse_settings(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
-    bound = None if parsed.name == ALL else measures.get(parsed.name, **settings)
+    bound = None if parsed.name == ALL else _bind(parsed.name, settings)
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
     if labels is not None and bound is not None and not bound.card.labelled:
@@ -43,6 +44,16 @@ def measure_command(parsed: argparse.Namespace) -> int:
         _warn(record)
         say(str(record["value"]))
     return 0
+
+
+def _bind(name: str, settings: dict[str, Any]) -> Any:
+    from repsim_cli import measures
+
+    try:
+        registry.measures.get(name)
+    except BadInput as error:
+        raise BadInput(f"NAME: {error}") from None
+    return measures.get(name, **settings)
 
 
 def _measure_all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:

@@ -135,10 +135,17 @@ def _find_dotted(path: str, entry: Fields) -> str | None:
 
 
 def bind_components(
-    problems: list[str], group: str, keys: Fields, room: Registry, function: Callable[..., Any]
+    problems: list[str],
+    group: str,
+    keys: Fields,
+    room: Registry,
+    function: Callable[..., Any],
+    written: Mapping[str, str],
 ) -> dict[str, Any]:
+    """Binds the entries of a group by their labels. written: the labels that stand in the configuration, where these
+    were made of them."""
     return {
-        label: bind_component(problems, f"{group}.{label}", entry, room, function)
+        label: bind_component(problems, f"{group}.{written.get(label, label)}", entry, room, function)
         for label, entry in keys[group].items()
     }
 

@@ -186,14 +186,14 @@ def build_from_keys(keys: Fields) -> RunConfig:
 
 
 def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
-    study, keys = _read_keys(plain, problems)
+    study, keys, written = _read_keys(plain, problems)
     skip = plain.get("skip_unsuitable") is True
     measured, skipped = select_runnable(problems, plain, study.function, skip)
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: expand_families(problems, bind_models(problems, plain, unreached)),
         "measure": lambda: bind_components(
-            problems, "measure", {"measure": measured}, registry.measures, wrap_measure_function
+            problems, "measure", {"measure": measured}, registry.measures, wrap_measure_function, written
         ),
         "data": lambda: bind_component(problems, "data", plain["data"], registry.data, wrap_data_function),
         "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),
@@ -243,12 +243,16 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
 
 
-def _read_keys(plain: Fields, problems: list[str]) -> tuple[Any, Any]:
-    """Reads the study's entry of the registry, and the keys of a run; gives up where nothing can be bound to them."""
+def _read_keys(plain: Fields, problems: list[str]) -> tuple[Any, Any, dict[str, str]]:
+    """Reads the study's entry of the registry, the keys of a run, and by label of a measure the one that was written;
+    gives up where nothing can be bound to them."""
+    written: dict[str, str] = {}
     named = isinstance(plain.get("study"), str)
     study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
-        plain["measure"] = expand_value_lists(expand_all_measures(plain["measure"], study.function))
+        given = expand_all_measures(plain["measure"], study.function)
+        written = {each: label for label, entry in given.items() for each in expand_value_lists({label: entry})}
+        plain["measure"] = expand_value_lists(given)
     keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
     problems += [
         f"{group}: an empty label, got {label!r}; give it letters"
@@ -260,7 +264,7 @@ def _read_keys(plain: Fields, problems: list[str]) -> tuple[Any, Any]:
         give_up(problems)
     if study is None:
         raise BadConfig(problems)
-    return study, keys
+    return study, keys, written
 
 
 def _bind_roles(plain: Fields, problems: list[str], wanted: Container[str], models: list[str] | None) -> Fields:

@@ -16,6 +16,7 @@ from repsim_cli.config.presets import GROUPS, TABLES, describe_group, read_prese
 from repsim_cli.config.words import write_override_value
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
+TOGETHER = {"hardware.tile": "measure", "hardware.resident": "model"}  # settings that are read of these groups alone
 
 
 def say_unread(config: Any, primary: str = OWN) -> Iterator[str]:
@@ -48,13 +49,15 @@ def _say_unread_settings(
     name: str, study: Any, group: str, values: Fields, start: Fields, choice: str | None
 ) -> Iterator[str]:
     """Says which settings of a group are set and never read: those of a selected file together, others one by one."""
-    taken = group in inspect.signature(study).parameters
+    parameters = inspect.signature(study).parameters
+    taken = group in parameters
+    never = {*study.unread, *(path for path, of in TOGETHER.items() if studies.own(name) and of not in parameters)}
     chosen = _read_chosen(group, choice, start, values)
     changed = _find_changed(values, {**_list_defaults(group), **(chosen if taken else start[group])})
     unread = {
         key: value
         for key, value in changed.items()
-        if f"{group}.{key}" in study.unread or not (taken or _is_of_runs(group, key, values))
+        if f"{group}.{key}" in never or not (taken or _is_of_runs(group, key, values))
     }
     of_file = [key for key, value in unread.items() if choice and value == chosen.get(key)]
     if of_file:

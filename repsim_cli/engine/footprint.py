@@ -35,6 +35,7 @@ from repsim_cli.engine.cost import (
 )
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
+from repsim_cli.engine.left_out import estimate_left_out_cost, find_left_out_measures
 from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_passes
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
@@ -368,7 +369,8 @@ def estimate_disk(comparison: Comparison) -> Bytes:
 
 
 def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
-    """Estimates the cost of the forward passes, and roughly that of comparing pairs of layers. pairs: how many."""
+    """Estimates the cost of the forward passes, and roughly that of comparing pairs of layers and of errors that take
+    values again. pairs: how many."""
     extract, hardware = comparison.extract, comparison.hardware
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
     if extract.estimate == "moments":
@@ -380,10 +382,13 @@ def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
     else:
         permutations = comparison.significance.permutations if comparison.significance.method == "permutation" else 0
         similarity = count_compared(comparison, bounds, pairs, permutations)
-    return {
+    costs = {
         "forward passes": _count_model_runs(comparison) * estimate_passes_cost(comparison),
         "similarity": similarity,
     }
+    if find_left_out_measures(comparison):
+        costs["errors"] = estimate_left_out_cost(comparison, count_rows_per_comparison(comparison))
+    return costs
 
 
 def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:

@@ -17,6 +17,7 @@ from repsim_cli.runs.results import Run
 TEXTS = "extract.keep_texts"
 SAMPLING = ("extract.estimate", "extract.rows", "extract.batch_rows")
 POINTS = ("extract.hook_points", "extract.layers")
+RESIDENT = "hardware.resident"
 
 
 class OfModels(TypedDict):

@@ -3,7 +3,7 @@
 import dataclasses
 
 from repsim_cli.base import garbage, registry
-from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.config.run import RunConfig
 from repsim_cli.execution.units import perform_ahead
 from repsim_cli.findings import analyse
@@ -48,7 +48,10 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     except Degenerate as error:  # bad input of a measure, and a run that has started
         raise RunFailed(str(error)) from error
     with run.stage("analyses"):
-        analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
+        try:
+            analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
+        except BadInput as error:  # of a run that has measured
+            raise RunFailed(str(error)) from error
     if drawn:
         with run.stage("figures"):
             analyse.draw(run.folder, run.progress, whole=analyse.read_drawing(run.folder).which == "all")

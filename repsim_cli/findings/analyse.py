@@ -100,7 +100,7 @@ def find_analysis_card(name: str) -> Analysis:
 def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level: float) -> Results:
     """Adds the results of the analyses to a run's results.json, each in place of what it made before.
 
-    Raises RunFailed where one cannot be made; what was measured, and the analyses before it, are kept.
+    Raises BadInput where the run lacks what one needs; what was measured, and the analyses before it, are kept.
     """
     whole = reader.read_results(run.folder)
     finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.leave_out_analyses(), level=level)
@@ -115,7 +115,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
                 compute = partial(find_analysis_card(name).compute, given, settings, tested)
                 part = Part() if given is None else registry.analyses.call(name, compute, RunFailed)
             except BadInput as error:
-                raise RunFailed(f"{ANALYSES}{name}: {error}") from error
+                raise BadInput(f"{ANALYSES}{name}: {error}") from error
             verdicts = note_short(refuse_units(part.claims, finished, tested), finished, tested)
             part = dataclasses.replace(part, claims=verdicts)
             for warning in part.warnings:

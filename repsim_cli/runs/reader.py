@@ -149,12 +149,20 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def refuse_unfinished(folder: Path, manifest: Mapping[str, Any]) -> BadInput:
+    """The refusal of a run that has no results."""
+    status = manifest["status"]
+    return BadInput(
+        f"{folder}: it has no results (status {status}); run it again, with resume=latest to go on from there"
+    )
+
+
 def read_results(folder: Path, *, arrays: bool = True) -> Results:
     """results.json of a run whose study has finished and whose numbers are unchanged since. arrays: whether those in
     arrays/ must be unchanged too."""
     manifest = read_manifest(folder)
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
-        raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
+        raise refuse_unfinished(folder, manifest)
     for name, digest in manifest.get("files", {}).items():
         if name in ("results.json", BEHIND, TEXTS) or (arrays and name.startswith("arrays/")):
             file = find_inside(folder, name)

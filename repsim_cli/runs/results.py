@@ -36,7 +36,7 @@ from repsim_cli.base.files import check_utf8, explain, find_inside
 from repsim_cli.base.plain import make_unique_filename
 from repsim_cli.base.plain import slug as slug  # for analyses of others
 from repsim_cli.runs.content import WITHOUT_VALUE, WITHOUT_VALUE_COLUMNS, Results, Table
-from repsim_cli.runs.reader import LOCK, STATE, has_results, hash_file, read_manifest
+from repsim_cli.runs.reader import LOCK, STATE, has_results, hash_file, read_manifest, refuse_unfinished
 from repsim_cli.runs.schema import SCHEMA, to_json
 
 SAVE_EVERY = 5.0  # seconds between two saved states
@@ -336,7 +336,7 @@ def amend(folder: Path) -> Iterator[Run]:
     """A complete run, to add results to. Raises BadInput where it is not complete, or another process writes there."""
     manifest = read_manifest(folder)
     if not has_results(manifest):
-        raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
+        raise refuse_unfinished(folder, manifest)
     run = Run(folder, read_manifest(folder), claim_folder(folder))
     try:
         yield run

@@ -82,6 +82,10 @@ BAD = [
         ["measure=[mutual_knn]", "measure.mutual_knn.k=2000"],
         "extract.batch_rows: mutual_knn needs at least 2001 rows, got 1024",
     ),
+    (
+        ["measure=[mutual_knn]", "measure.mutual_knn.k=[5,x]"],
+        "error: measure.mutual_knn.k: wrong value, got 'x'; give a whole number from 1",
+    ),
     (["+model.x=NOTOKENIZER", "extract.length=64"], "model.x.path: no tokenizer in it, got "),
     (
         ["+model.x=SHAPES", "extract.length=64", "model=[]"],
@@ -143,7 +147,7 @@ def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["measure", "ckaa", "x.npy", "x.npy"], "error: unknown measure, got 'ckaa'; did you mean 'cka'"),
+        (["measure", "ckaa", "x.npy", "x.npy"], "error: NAME: unknown measure, got 'ckaa'; did you mean 'cka'"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
         (
             ["measure", "mutual_knn", "x.npy", "x.npy", "k=a"],

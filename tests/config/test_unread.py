@@ -23,6 +23,8 @@ OTHERS = {
     "extract.rows": 77,
     "extract.batch_rows": 33,
     "extract.keep_texts": True,
+    "hardware.resident": "one",
+    "hardware.tile": 16,
     "significance.chance": False,
     "significance.floor": False,
     "significance.family": "max_t",
@@ -70,6 +72,11 @@ def said(study, path, got):
         (["study=finetune", "hardware.device=cuda"], [("hardware.device", "cuda")]),
         (["study=probes", "extract=pooled", "extract.keep_texts=true"], [("extract.keep_texts", "true")]),
         (["study=outputs", "extract.hook_points=[embed]"], [("extract.hook_points", "[embed]")]),
+        (
+            ["study=outputs", "hardware.resident=one", "hardware.tile=64"],
+            [("hardware.resident", "one"), ("hardware.tile", "64")],
+        ),
+        (["study=pretrain", "hardware.resident=one"], [("hardware.resident", "one")]),
     ],
 )
 def test_refused(repsim, words, expected):
@@ -100,6 +107,7 @@ def test_measures_that_may_be_skipped_where_there_are_none(repsim):
         ["study=architecture"],
         ["study=architecture", "data=embedded", "measure=[cka_unbiased]", "significance.level=0.9"],
         ["study=architecture", "hardware=slurm", "hardware.device=cuda", "hardware.price_per_node_hour=1"],
+        ["study=layers", "extract=texts", "hardware=cuda"],  # which has a side of tiles
         ["study=outputs", "extract=pooled"],  # has an estimate, hook points and numbers of rows
     ],
 )

@@ -136,3 +136,8 @@ def test_a_plan_names_the_measures_and_what_it_takes(repsim):
     planned = [repsim(*words, *more)[1] for more in ((), ("significance.chance=false",))]
     assert "errors, from leaving out groups of documents: procrustes\n" in planned[0]
     assert [text.count("    errors: ") for text in planned] == [2, 0]  # operations and time
+
+
+def test_a_plan_of_parallel_texts_has_the_time_of_errors(repsim):
+    words = "run", "-q", "experiment=tiny/parallel", "measure=[procrustes]", "dry_run=true"
+    assert repsim(*words)[1].count("    errors: ") == 2  # operations and time

@@ -132,7 +132,7 @@ def test_damaged_and_foreign_manifests(tmp_path, content, message):
 
 def test_an_unfinished_run_has_no_results(tmp_path):
     run = created(tmp_path / "run")
-    with pytest.raises(BadInput, match=r"it has no results \(status running\); run it again"):
+    with pytest.raises(BadInput, match=r"it has no results \(status running\); run it again, with resume=latest"):
         reader.read_results(run.folder)
 
 

@@ -67,7 +67,7 @@ class Attention(Study):
 
     reads: ClassVar[str] = "attention"
     fixed_points: ClassVar[bool] = True
-    unread: ClassVar[Sequence[str]] = ("extract.rows", "extract.batch_rows", TEXTS)
+    unread: ClassVar[Sequence[str]] = ("extract.rows", "extract.batch_rows", TEXTS, "hardware.tile")
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost, estimate_forward_cost
 from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.rows import open_rows, prepare, tally
-from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
+from repsim_cli.engine.study import RESIDENT, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.findings.layers import order_layers
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
@@ -110,7 +110,7 @@ class Layers(Study):
 
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
     by_block: ClassVar[bool] = True
-    unread: ClassVar[Sequence[str]] = (*SAMPLING, TEXTS)
+    unread: ClassVar[Sequence[str]] = (*SAMPLING, TEXTS, RESIDENT)
 
     def __init__(
         self,
@@ -275,7 +275,8 @@ class Layers(Study):
         documents = select_text_values(counts, units)
         classes = None if given.labels is None else select_text_values(counts, given.labels.codes)
         if classes is not None and len(np.unique(classes)) < 2:
-            run.warn("the texts that are read are of one class alone: whether neighbours share it says nothing")
+            said = "the texts that are read are of one class alone: whether neighbours share it says nothing"
+            run.warn(f"{reading.label}: {said}")
             classes = None
         sizes = torch.from_numpy(counts[texts]).double()
         order = order_layers([layer.name for layer in reading.layers])

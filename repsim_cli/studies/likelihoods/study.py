@@ -27,7 +27,7 @@ from repsim_cli.engine.cost import describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.proportions import count_like_freedom
 from repsim_cli.engine.rows import prepare, tally
-from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, OfRows, Study
+from repsim_cli.engine.study import POINTS, RESIDENT, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.measures import Card
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
@@ -67,7 +67,7 @@ class Likelihoods(Study):
     """
 
     fixed_points: ClassVar[bool] = True
-    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS)
+    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS, RESIDENT)
 
     def __init__(self, **given: Unpack[OfRows]):
         self.data, self.extract, self.hardware = given["data"], given["extract"], given["hardware"]

@@ -36,7 +36,7 @@ from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.proportions import count_like_freedom
 from repsim_cli.engine.rows import prepare, tally
-from repsim_cli.engine.study import POINTS, SAMPLING, TEXTS, Study
+from repsim_cli.engine.study import POINTS, RESIDENT, SAMPLING, TEXTS, Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import ACCURACY, CHANCE, Matrix, Measured, Results, Side, Table
@@ -62,7 +62,7 @@ class Outputs(Study):
     """
 
     fixed_points: ClassVar[bool] = True
-    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS)
+    unread: ClassVar[Sequence[str]] = (*POINTS, *SAMPLING, TEXTS, RESIDENT)
 
     def __init__(
         self,

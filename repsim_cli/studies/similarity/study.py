@@ -13,7 +13,7 @@ from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.cost import describe_needs
 from repsim_cli.engine.grouped import choose_models, list_group_members, select_group_models
-from repsim_cli.engine.left_out import estimate_left_out_cost, find_left_out_measures
+from repsim_cli.engine.left_out import find_left_out_measures
 from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pair_units import PairWorker, list_pair_units, list_permutation_units
 from repsim_cli.engine.permutations import split_permutations
@@ -87,8 +87,7 @@ class Similarity(Study):
         compared = self.comparison
         costs = footprint.estimate_costs(compared, compared.pairs)
         rows = footprint.count_rows_per_comparison(compared)
-        if left_out := find_left_out_measures(compared):
-            costs["errors"] = estimate_left_out_cost(compared, rows)
+        left_out = find_left_out_measures(compared)
         if self.robustness:
             costs["similarity"] = len(REMEDIES) * costs["similarity"]
         if self.fewer_rows:

@@ -22,7 +22,7 @@ from repsim_cli.engine.cost import Cost, describe_needs
 from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.grouped import check_metrics, choose_models, list_group_members, select_group_models
 from repsim_cli.engine.rows import prepare
-from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
+from repsim_cli.engine.study import RESIDENT, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Results
@@ -89,7 +89,7 @@ class Stitching(Study):
         extract.sequences=100 extract.layers=[0,2,5] options.recipe.layer=least_squares
     """
 
-    unread: ClassVar[Sequence[str]] = ("extract.unit", "extract.padding", *SAMPLING, TEXTS)
+    unread: ClassVar[Sequence[str]] = ("extract.unit", "extract.padding", *SAMPLING, TEXTS, RESIDENT)
 
     def __init__(
         self,

@@ -153,8 +153,16 @@ def test_texts_of_one_class_tell_nothing(repsim, newest, tmp_path):
         {row["same class"] for row in table(newest())} == {row["class by chance"] for row in table(newest())} == {None}
     )
     assert "share a class" not in out
-    said = "the texts that are read are of one class alone: whether neighbours share it says nothing"
+    said = "mine: the texts that are read are of one class alone: whether neighbours share it says nothing"
     assert said in reader.read_manifest(newest())["warnings"]
+
+
+def test_a_warning_about_the_input_of_one_model_names_it(repsim, newest):
+    code, _, err = repsim(*WORDS, "model=[tiny_a,tiny_b]", "extract.skip=4", "options.without=0")
+    assert code == 0, err
+    warnings = reader.read_manifest(newest())["warnings"]
+    said = [warning for warning in warnings if "rows are left out, as some model skips their places" in warning]
+    assert [warning.split(" 240 of ")[0] for warning in said] == ["tiny_a: extract.skip:", "tiny_b: extract.skip:"]
 
 
 def test_shares_of_classes_stand_beside_chance():

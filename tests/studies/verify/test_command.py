@@ -58,6 +58,16 @@ def test_a_broken_model(repsim, newest, broken, tmp_path):
     assert table.column("kind") == ["offset"]
 
 
+@pytest.mark.parametrize("how", ["never", "always"])
+def test_a_weight_of_another_shape_names_its_model(repsim, broken, how):
+    weights = safetensors.torch.load_file(broken / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.1.attention.dense.bias"))
+    safetensors.torch.save_file({**weights, name: torch.zeros(7)}, broken / "model.safetensors", {"format": "pt"})
+    code, _, err = repsim("verify", "tiny_a", broken, "--by-block", how)
+    assert code == 2
+    assert "model.broken.path: 1 weight has the wrong shape, got " in err
+
+
 def test_from_python(broken):
     with pytest.raises(AssertionError, match="first at block 1, attn_out"):
         repsim_cli.assert_same("tiny_a", str(broken), ["Some words of a text, and some more of them."])
