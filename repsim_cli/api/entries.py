@@ -18,7 +18,7 @@ from repsim_cli.base.files import expand_path
 from repsim_cli.base.planning import use_known
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import MISSING, bind_model
-from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
+from repsim_cli.config.compose import compose, store_primary_config
 from repsim_cli.config.presets import FILES, find_conf_folder, find_model_entry, read_shipped, read_table_entries
 from repsim_cli.config.words import convert_to_overrides, set_key, spread_groups
 from repsim_cli.data import memory as texts_in_memory
@@ -186,7 +186,8 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     batch_size: int = 8,
     seed: int = 0,
 ) -> Any:
-    """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
+    """A whole configuration, as `compose` gives it, with the defaults of the command line. settings: by key, or words
+    KEY=VALUE."""
     settings = spread_groups(settings) if isinstance(settings, Mapping) else settings
     given = dict(settings) if isinstance(settings, Mapping) else _read_given(settings)
     words = _list_overrides(settings)
@@ -233,7 +234,8 @@ def compose_configuration(  # noqa: PLR0913 - the public interface
     }
     if text := find_interpolation([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
-    return drop_hydra_keys(*compose(words, store_primary_config(config, words, presets)))
+    (made,) = compose(words, store_primary_config(config, words, presets))
+    return made
 
 
 def _list_overrides(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ def run(words: list[str]) -> int:
         os.environ[QUIET] = "1"
     check_spelling(rest)
     check_once(rest)
-    from repsim_cli.config.compose import compose, drop_hydra_keys, print_as_hydra, take_from
+    from repsim_cli.config.compose import compose, print_as_hydra, take_from
     from repsim_cli.config.guard import close_environment
     from repsim_cli.runs import cache, results
 
@@ -42,10 +42,9 @@ def run(words: list[str]) -> int:
     from repsim_cli.cli.job import plan_job
     from repsim_cli.cli.jobs import run_jobs
     from repsim_cli.config.run import validate
-    from repsim_cli.config.unread import say_unread
 
     cache.find_cache_folder()
-    jobs = [(config, validate(drop_hydra_keys(config), say_unread(config, primary))) for config in configs]
+    jobs = [(config, validate(config)) for config in configs]
     plans = [plan_job(checked, sweep=asked.sweep) for _, checked in jobs if checked.keys.dry_run]
     _say_untested(asked)
     if plans:

@@ -1,7 +1,7 @@
 """DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -27,6 +27,7 @@ from repsim_cli.config.binding import (
     wrap_data_function,
     wrap_measure_function,
 )
+from repsim_cli.config.compose import drop_hydra_keys
 from repsim_cli.config.executor import OF_RUNS, PORTS, check_executor
 from repsim_cli.config.extract import extract_of
 from repsim_cli.config.parts import (
@@ -40,6 +41,7 @@ from repsim_cli.config.parts import (
     say_untested,
     select_runnable,
 )
+from repsim_cli.config.unread import say_unread
 from repsim_cli.data.base import Data
 from repsim_cli.data.parallel import say_how_columns_are_read
 from repsim_cli.figures.frame import Figures, read_figure_settings
@@ -164,16 +166,15 @@ class RunConfig:
         return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
 
 
-def validate(config: DictConfig, unread: Iterable[str] = ()) -> RunConfig:
+def validate(config: DictConfig) -> RunConfig:
     """Builds the run that a configuration describes. Raises BadConfig with every problem found, before any weight
-    loads.
+    loads; one of a composed configuration, which has Hydra's part, is what it sets and its study can never use.
 
-    unread: of `say_unread`, what it sets and its study can never use, where that is refused.
     A dry run takes shapes that ship with the package, not the hub's, and is not refused where the run does not fit this
     machine.
     """
-    problems = [*unread]
-    plain = _resolve_keys(config, problems)
+    problems = [*say_unread(config)] if "hydra" in config else []
+    plain = _resolve_keys(drop_hydra_keys(config), problems)
     dry = plain.get("dry_run") is True
     with collect_unfit(dry=dry) as misfits, use_known(plain.get("cache") is True, write=not dry):
         return _validate(plain, problems, misfits)

@@ -10,7 +10,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.schemas import Fields
 from repsim_cli.base.settings import Extract, Hardware, Significance
-from repsim_cli.config.compose import OWN, read_start
+from repsim_cli.config.compose import read_start
 from repsim_cli.config.executor import OF_RUNS, READ_BY
 from repsim_cli.config.presets import GROUPS, TABLES, describe_group, read_preset
 from repsim_cli.config.words import write_override_value
@@ -19,12 +19,12 @@ SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardwa
 TOGETHER = {"hardware.tile": "measure", "hardware.resident": "model"}  # settings that are read of these groups alone
 
 
-def say_unread(config: Any, primary: str = OWN) -> Iterator[str]:
+def say_unread(config: Any) -> Iterator[str]:
     """Says what a configuration sets that its study can never use: groups that it does not take, and settings of which
-    it says that it never reads them.
+    it says that it never reads them. What stands in the primary configuration, which was changed, and in the files that
+    are selected, is not set.
 
-    config: as composed, with Hydra's part. primary: what was changed; what stands there, and in the files that are
-    selected, is not set.
+    config: as composed, with Hydra's part.
     """
     keys: Any = OmegaConf.to_container(config)
     name, choices = str(keys.get("study")), keys["hydra"]["runtime"]["choices"]
@@ -32,7 +32,7 @@ def say_unread(config: Any, primary: str = OWN) -> Iterator[str]:
         study: Any = studies.get(name).function
     except BadInput:  # which `validate` says
         return
-    taken, start = inspect.signature(study).parameters, read_start(primary)
+    taken, start = inspect.signature(study).parameters, read_start(keys["hydra"]["job"]["config_name"])
     for group in (group for group in GROUPS if group in start and isinstance(keys.get(group), dict)):
         values: Fields = keys[group]
         if group not in taken and group not in OF_RUNS:

@@ -217,7 +217,7 @@ def describe_kept_rows(
     if given is not None and of_text:
         tokens = list_row_identities(given, extract)
         identities = None if tokens is None else tokens[numbers]
-        if _may_keep_texts(comparison):
+        if may_keep_texts(comparison):
             texts = list_row_passages(given, comparison.tokenizers[label], extract, numbers)
         elif identities is not None:  # numbers of the vocabulary could be read as text
             identities = np.unique(identities, return_inverse=True)[1]
@@ -238,7 +238,8 @@ def _is_of_text(extraction: Extraction, given: Sequences | None) -> bool:
     return given is not None and given.inputs.ndim == 2 and extraction.data.modality == "text"
 
 
-def _may_keep_texts(extraction: Extraction) -> bool:
+def may_keep_texts(extraction: Extraction) -> bool:
+    """Tells whether the run folder may hold pieces of the texts."""
     return extraction.extract.keep_texts or extraction.data.public
 
 
@@ -248,7 +249,7 @@ def list_row_texts(
     """Gives each of these rows of the run its text, `before [token] behind` where it is of a part of a sequence; None
     where rows have no text, or it may not be kept."""
     label, given = next(iter(sequences.items()), ("", None))
-    if given is None or not _is_of_text(extraction, given) or not _may_keep_texts(extraction):
+    if given is None or not _is_of_text(extraction, given) or not may_keep_texts(extraction):
         return None
     tokenizer, found = extraction.tokenizers[label], [""] * len(numbers)
     for passage in list_row_passages(given, tokenizer, extraction.extract, numbers):

@@ -132,6 +132,19 @@ def test_an_empty_label_of_a_configuration():
         validate(config)
 
 
+def test_what_the_study_never_reads_is_refused_as_of_a_command():
+    given = {"study": "layers", "extract": "texts", "extract.rows": 300, "significance.alpha": 0.1}
+    with pytest.raises(BadInput) as refused:
+        repsim_cli.compare(["tiny_a", "tiny_b"], settings=given)
+    assert str(refused.value).splitlines() == [
+        "extract.rows: the study layers does not read it, got 300; leave it out",
+        "significance.alpha: the study layers does not read it, got 0.1; leave it out",
+    ]
+    x = np.random.default_rng(0).normal(size=(60, 5))
+    with pytest.raises(BadInput, match=r"hardware\.tile: the study vector_map does not read it, got 64; leave it out"):
+        repsim_cli.fit_map(x, x[:, ::-1].copy(), kinds=["ridge"], settings={"hardware.tile": 64})
+
+
 def test_settings_of_numpy_and_torch():
     x = np.random.default_rng(0).normal(size=(60, 4))
     found = repsim_cli.compare(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.plain import slug
 from repsim_cli.data.base import Sequences
+from repsim_cli.engine.behind import may_keep_texts
 from repsim_cli.engine.cached import Tensors
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.without_value import Lacking, select_measures_with_values
@@ -42,7 +43,8 @@ UNITS = {
 def make_results(
     run: Run, comparison: Comparison, base: Reading, changes: Mapping[str, Tensors], sequences: Sequences, examples: int
 ) -> Results:
-    """Makes matrices token by token, curves over layers, and tables of the tokens and texts that change most.
+    """Makes matrices token by token, curves over layers, and tables of the tokens and texts that change most, where
+    texts may be kept.
 
     examples: how many of these are listed of each model.
     """
@@ -82,10 +84,12 @@ def make_results(
                 },
             )
     texts = Texts(comparison.tokenizers[base.label], sequences, comparison.extract)
-    tables = {
-        "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, examples))),
-        "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, examples))),
-    }
+    tables: dict[str, Table] = {}
+    if may_keep_texts(comparison):
+        tables["tokens that change most"] = Table(columns=TOKENS, rows=list(texts.tokens(changes, examples)))
+        tables["texts that change most"] = Table(columns=TEXTS, rows=list(texts.texts(changes, examples)))
+    else:
+        run.warn("extract.keep_texts: of local files no tokens and texts that change most are listed; set it to true")
     tables |= make_block_tables(changes, texts.show)
     return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)
 

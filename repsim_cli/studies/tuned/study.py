@@ -61,7 +61,8 @@ class Tuned(Study):
     distribution over the next token is compared with that of the base, KL(base || model) in nats. Every block of a
     model also runs on the base's own input, which tells what the block itself changes from what it only carries on.
 
-    examples: how many tokens, and how many texts, are listed of each model: those that change most.
+    examples: how many tokens, and how many texts, are listed of each model: those that change most; of local files
+        with `extract.keep_texts` alone.
     blocks: on how many sequences, the first ones, blocks run on the base's input; 0: on none.
     patching: put the base's block in place of each changed block of a model, one at a time, and measure on these
         sequences how much of the effect on the next token goes; a pass more for each changed block.
@@ -72,6 +73,7 @@ class Tuned(Study):
     # differences are those of the vectors as they are
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
     by_block: ClassVar[bool] = True
+    unread: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,

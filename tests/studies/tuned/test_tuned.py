@@ -56,6 +56,18 @@ def test_a_model_does_not_differ_from_itself(repsim, newest):
     assert (model, numbers) == ("same", [0.0] * 6)
 
 
+def test_pieces_of_local_texts_are_listed_only_where_they_may_be_kept(repsim, newest, tmp_path):
+    (tmp_path / "mine.txt").write_text("\n\n".join(f"A secret Zebrawombat of number {i} ran home." for i in range(40)))
+    given = ("data=local_text", f"data.path={tmp_path}/mine.txt", "data.sample_by=paragraph", "model=[tiny_a,tiny_b]")
+    for more, kept in ((), False), (("extract.keep_texts=true",), True):
+        code, _, err = repsim("run", "-q", *SHORT, *given, *more)
+        assert code == 0, err
+        assert ("Zebraw" in (newest() / "results.json").read_text()) == kept
+        assert ("tokens that change most" in recorded(newest())["tables"]) == kept
+        told = "extract.keep_texts: of local files no tokens and texts that change most are listed; set it to true"
+        assert (told not in reader.read_manifest(newest())["warnings"]) == kept
+
+
 def altered(folder, part, change) -> Path:
     """tiny_a whose weights of this part are changed."""
     shutil.copytree(SHIPPED / "tiny_a", folder)
