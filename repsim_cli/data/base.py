@@ -141,6 +141,11 @@ class Data(ABC):
         return frozenset({self.modality})
 
     @property
+    def labelled(self) -> bool:
+        """Tells whether its examples have classes."""
+        return False
+
+    @property
     def spanned(self) -> bool:
         """Tells whether it marks spans in its texts."""
         return False

@@ -78,6 +78,10 @@ class Images(Data):
     source: str
     advice: str = ""
 
+    @property
+    def labelled(self) -> bool:
+        return bool(self.names)
+
     def labels_of_examples(self) -> dict[str, list[str]]:
         return {"label": [self.names[code] for code in self.read().codes]}
 

@@ -177,6 +177,10 @@ class Examples(Data):
             raise BadInput(f"{self.source}: it has no examples{got}; give another file or split")
         return examples, dropped
 
+    @property
+    def labelled(self) -> bool:
+        return bool(self.names)
+
     def labels_of_examples(self) -> dict[str, list[str]]:
         """The labels of all examples by name: `label`, of tables `group`, of data in the style of HANS `heuristic` and
         `subcase`; without what some example lacks."""

@@ -279,7 +279,7 @@ def make_comparison(
     if (most := count_most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
         extraction = replace(extraction, extract=extraction.extract.fit_to(most))
     extract, live = extraction.extract, extraction.live
-    labelled = bool(live) and not extraction.data.running
+    labelled = bool(live) and extraction.data.labelled
     # of several measures those without a standard error of one sample stay without it
     judged = replace(significance, jackknife=False) if any(map(is_cosine, given["measure"].values())) else significance
 

@@ -40,6 +40,25 @@ def test_an_unsuitable_measure_is_refused_or_skipped(overrides, kept, reason):
     assert any(reason in why for why in skipped.values())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["study=probes", "model=[tiny_a]"], "data: it has no labels of rows that are a mean, got "),
+        (["study=similarity", "model=[tiny_a]", "measure=[tolerance_difference]"],
+         "measure: tolerance_difference needs a label per row, got data without labels"),
+        (["study=outputs", "model=[tiny_nli,tiny_plain]"], "data: accuracy_difference needs a label per example, got "),
+        (["study=stitching", "model=[tiny_nli,tiny_plain]", "options.recipe.layer=identity"],
+         "data: classifiers need a label per example, got "),
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_a_table_without_the_labels_that_are_needed(repsim, tmp_path, words, message):
+    (tmp_path / "bare.csv").write_text("text\n" + "".join(f"rain falls on roof {i}\n" for i in range(40)))
+    table = ["data=table", f"data.path={tmp_path}/bare.csv", "data.text=text", "extract=pooled"]
+    code, _, err = repsim("run", *words, *table, "dry_run=true")
+    assert code == 2
+    assert message in err
+
+
 def test_how_many_are_unsuitable_is_said_and_all_is_too_many():
     words = [*SAMPLE, "significance=permutation", "skip_unsuitable=true"]
     with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*\(2 of 2 measures are unsuitable\)$"):

@@ -91,6 +91,11 @@ class Outputs(Study):
                 )
         if self.classify and data.running:
             raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
+        if self.classify and not data.labelled and "accuracy_difference" in self.outputs:
+            raise BadInput(
+                f"data: accuracy_difference needs a label per example, got none in {data.source}; use other data, or "
+                "options.outputs=[output_jsd,disagreement]"
+            )
         self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
         self.devices = assign_devices(hardware, list(model))
         check_memory(sum(self.memory().values()), hardware, suggest_settings(self.memory(), hardware, self.models))
@@ -209,11 +214,6 @@ class Outputs(Study):
     def _choose_scoring(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
         """Chooses how the answers of each classifier are scored; empty where there is nothing to score them by."""
         labels = next(iter(sequences.values())).labels
-        if labels is None and self.classify and "accuracy_difference" in self.outputs:
-            raise BadInput(
-                f"data: accuracy_difference needs a label per example, got none in {self.data.source}; use other data, "
-                "or options.outputs=[output_jsd,disagreement]"
-            )
         if labels is None or not self.classify:
             return {}
         return {

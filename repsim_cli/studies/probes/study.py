@@ -26,7 +26,13 @@ from repsim_cli.findings.layers import order_layers
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.runs.content import Matrix, Results, Side, Table
 from repsim_cli.runs.results import SAVE_EVERY, Run, write
-from repsim_cli.studies.probes.targets import TARGETS, decode_classes, describe_targets, make_label_targets
+from repsim_cli.studies.probes.targets import (
+    TARGETS,
+    decode_classes,
+    describe_targets,
+    make_label_targets,
+    refuse_unlabelled,
+)
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -116,6 +122,9 @@ class Probes(StudyOfRows):
                 raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")
             if targets is None and PROBES[name].task == "number":
                 raise BadInput(f"options.probes: labels of the data are not numbers, got {name}; use a classification")
+        data = given["data"]
+        if targets is None and not (data.labelled or data.worded or data.labels_of_examples()):
+            raise refuse_unlabelled(data, extract)
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
         self.extraction = make_extraction(given)

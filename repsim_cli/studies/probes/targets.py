@@ -24,6 +24,15 @@ def describe_targets(targets: Targets, split: Split, largest: Mapping[str, float
         yield [name, len(np.unique(classes)), said, 1 - largest[name], largest[name]]
 
 
+def refuse_unlabelled(data: Data, extract: Extract) -> BadInput:
+    """The refusal of data without labels of its rows."""
+    words = "" if extract.unit == "word" else ", ".join(data.labels_of_words())
+    return BadInput(
+        f"data: it has no labels of rows that are a {extract.unit}, got {data.source}; "
+        + (f"its words have {words}: use extract=words" if words else "use labelled data, e.g. data=overlap_nli")
+    )
+
+
 def make_label_targets(
     data: Data,
     sequences: Sequences,
@@ -39,11 +48,7 @@ def make_label_targets(
     example = None if sequences.example is None else list_row_examples(sequences, extract)[numbers]
     known: Mapping[str, Sequence[Any]] = of_words or (data.labels_of_examples() if example is not None else {})
     if not known:
-        words = "" if extract.unit == "word" else ", ".join(data.labels_of_words())
-        raise BadInput(
-            f"data: it has no labels of rows that are a {extract.unit}, got {data.source}; "
-            + (f"its words have {words}: use extract=words" if words else "use labelled data, e.g. data=overlap_nli")
-        )
+        raise refuse_unlabelled(data, extract)
     for key, names in (("labels", wanted or ()), ("keep_together", (together,) if together else ())):
         for name in names:
             if name not in known:

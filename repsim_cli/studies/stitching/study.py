@@ -113,6 +113,10 @@ class Stitching(Study):
         check_metrics(self.groups, models)
         self.every = self.models = check_all_stitchable(models, self.auto)
         check_modality(self.models, self.data)
+        if isinstance(self.data, Examples) and not self.data.labelled:
+            raise BadInput(
+                f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
+            )
         check_recipe(recipe, evaluation, self.extract, self.hardware)
         if self.groups:
             check_groups(self.models, {"pairs": pairs, "grid": grid, "baselines": self.baselines})
@@ -311,10 +315,6 @@ class Stitching(Study):
         sequences = next(
             iter(make_noted_sequences(run, self.models, used, self.data, self.extract, self.seed).values())
         )
-        if isinstance(self.data, Examples) and sequences.labels is None:
-            raise BadInput(
-                f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
-            )
         train, held = split_sequences(sequences, self.evaluation, self.recipe.fitted)
         if self.recipe.fitted and sequences.of_one:
             run.warn(
