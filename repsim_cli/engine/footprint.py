@@ -263,15 +263,21 @@ def find_sequence_length(extraction: Extraction) -> int:
     return find_usual_length(extraction.live, extraction.data, extraction.extract)
 
 
+def count_sequences(extraction: Extraction) -> int:
+    """Counts the sequences of each model, at most: of pooled rows as many as stored rows stand beside them."""
+    wanted = extraction.extract.sequences
+    return min(wanted, count_most_rows(extraction.models, extraction.extract)) if extraction.extract.pooled else wanted
+
+
 def count_passes_of_models(extraction: Extraction) -> int:
     """Forward passes of all models, each over all sequences."""
-    each = count_passes(extraction.extract.sequences, find_sequence_length(extraction), extraction.hardware)
+    each = count_passes(count_sequences(extraction), find_sequence_length(extraction), extraction.hardware)
     return len(extraction.live) * each
 
 
 def estimate_passes_cost(extraction: Extraction) -> Cost:
     """Estimates the cost of a forward pass of all sequences through every live model."""
-    models, count = extraction.live.values(), extraction.extract.sequences
+    models, count = extraction.live.values(), count_sequences(extraction)
     return estimate_forward_cost(models, count, find_sequence_length(extraction), extraction.hardware)
 
 
@@ -283,7 +289,7 @@ def describe_rows_and_passes(comparison: Comparison) -> dict[str, Any]:
     """Says, for a plan, how many rows there are, and how often they are read."""
     most = count_most_rows(comparison.models, comparison.extract)
     return {
-        "tokens": comparison.extract.sequences * bound_sequence_length(comparison.live, comparison.extract)
+        "tokens": count_sequences(comparison) * bound_sequence_length(comparison.live, comparison.extract)
         if comparison.live
         else 0,
         "forward passes": count_forward_passes(comparison),

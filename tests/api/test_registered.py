@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +272,12 @@ def test_the_page_names_all_claims_and_its_measure_of_sides_works():
     expected = np.abs(np.linalg.norm(X, axis=1) - np.linalg.norm(Y, axis=1)).mean()
     assert float(found.matrix("a", "b", "gap_of_norms").values[0, 0]) == pytest.approx(expected, rel=1e-4)
     assert measured.chance["mean"]
+
+
+def test_the_page_of_contributors_names_what_a_card_must_say():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (sentence,) = re.findall(r"^A card says (.*?); all else", page, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"`(\w+)`", sentence) == [each.name for each in fields(measures.Card) if each.default is MISSING]
 
 
 @pytest.mark.parametrize("prepare", [lambda x: x.norm(dim=1), lambda x: x.norm(dim=1).numpy()])

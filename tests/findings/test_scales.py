@@ -88,4 +88,4 @@ def test_a_run_over_scales(repsim, newest):
     assert code == 0, err
     code, _, err = repsim(*words, "measure.mutual_knn.k=[2,0]")
     assert code == 2
-    assert "measure.mutual_knn_k0.k" in err
+    assert "measure.mutual_knn.k: wrong value, got 0" in err

@@ -176,6 +176,16 @@ def test_an_array_alone_is_a_layer(tmp_path):
         precomputed(path=str(tmp_path / "c.npy"))
 
 
+def test_a_plan_runs_as_many_examples_as_stored_rows_have_ids(repsim, tmp_path):
+    file = npz(tmp_path / "a", NAMES, h9=X)
+    (tmp_path / "t.csv").write_text("id,text\n" + "".join(f"{name},rain falls on roof {name}\n" for name in NAMES))
+    table = ["data=table", f"data.path={tmp_path}/t.csv", "data.text=text", "data.id=id", "extract=pooled"]
+    stored = f"+model.stored={{kind: precomputed, path: {file}}}"
+    code, out, err = repsim("run", "model=[tiny_a]", stored, *table, "hardware.batch_size=8", "dry_run=true")
+    assert code == 0, err
+    assert "forward passes: 4\n" in out
+
+
 def test_what_stored_rows_do_not_take(tmp_path):
     """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise
     twice."""
