@@ -195,7 +195,8 @@ def count_wrong_rows(
 def fit_probe(
     probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int
 ) -> ProbeFit:
-    """A probe on a target. Features are not scaled; a number is standardised over the fitted rows."""
+    """A probe on a target. Features are not scaled; a number is standardised over the fitted rows. Raises BadInput for
+    fitted rows of one class where the probe needs two."""
     from sklearn.exceptions import ConvergenceWarning
 
     y = classes
@@ -210,6 +211,13 @@ def fit_probe(
             if INTERRUPTED in str(warning):
                 raise KeyboardInterrupt from None
             raise
+        except ValueError as error:
+            if len(np.unique(y[split.fitted])) > 1:
+                raise
+            raise BadInput(
+                f"extract.rows: a probe is fitted on rows of two classes, got one in the {len(split.fitted)} rows that "
+                "are not held out; read more rows, or use ridge_classification"
+            ) from error
     rows = split.held_out
     error, fitted = (1 - float(estimator.score(x[some], y[some])) for some in (rows, split.fitted))
     answers = (probe.task, y[rows], estimator.predict(x[rows]), split.documents[rows])

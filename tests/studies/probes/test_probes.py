@@ -182,6 +182,17 @@ def test_an_interrupted_training_is_no_fit(monkeypatch):
         fit_probe(PROBES["mlp_classification"], X, CLASSES, SPLIT, 0)
 
 
+def test_fitted_rows_of_one_class_are_refused_where_a_probe_needs_two():
+    rare = np.zeros(len(CLASSES), int)
+    rare[SPLIT.held_out[0]] = 1
+    with pytest.raises(
+        BadInput, match=r"extract\.rows: a probe is fitted on rows of two classes, got one in the \d+ rows"
+    ):
+        fit_probe(PROBES["logistic_classification"], X, rare, SPLIT, 0)
+    found = fit_probe(PROBES["ridge_classification"], X, rare, SPLIT, 0)
+    assert found.error == pytest.approx(1 / len(SPLIT.held_out))
+
+
 @pytest.mark.parametrize(
     "name", ["linear_regression", "linear_classification", "ridge_classification", "logistic_classification"]
 )
