@@ -74,8 +74,8 @@ def list_unknown_texts(sequences: Mapping[str, Sequences], tokenizers: Mapping[s
 
 
 def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, extract: Extract, of: str = "") -> None:
-    """Notes inputs in the manifest, and warns of what is left out of them, with their name; of: as of
-    `make_noted_sequences`."""
+    """Notes inputs in the manifest, and warns of what is left out of them, with the name of the model where they are of
+    one; of: as of `make_noted_sequences`."""
     description, notices = describe_inputs(sequences, data, extract)
     if of:
         run.input(f"data of {of}", description)
@@ -83,7 +83,7 @@ def note_sequences(run: Run, sequences: Mapping[str, Sequences], data: Data, ext
     else:
         run.input("data", description)
     for notice in notices:
-        run.warn(f"{of}: {notice}" if of else notice)
+        run.warn(f"{of}: {notice}" if of in sequences else notice)
 
 
 def locate_model_layers(readings: Sequence[Reading]) -> list[slice]:
