@@ -11,7 +11,7 @@ The norms of both are over that of B(x), token by token.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,8 +42,9 @@ from repsim_cli.models.precision import (
     find_main_dtype,
 )
 from repsim_cli.models.source import Source, find_backbone_path
-from repsim_cli.runs.content import CARRIED, OWN
+from repsim_cli.runs.content import OWN
 from repsim_cli.studies.tuned.changes import compute_logit_divergences, encode_json
+from repsim_cli.studies.tuned.gathered import Gathered
 
 END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
 ROUGH = 4  # roundings, where they cannot be measured
@@ -186,41 +187,6 @@ def estimate_block_costs(
     return {"blocks on the base's input": alone + again, "patching, at most": patched}
 
 
-@dataclass
-class Gathered:
-    """Numbers of one model, batch by batch. own, carried: (blocks, n). mean: the sum over tokens of the change of the
-    stream over its norm in the base, (blocks, d), float64; squares: of the squared norms of these changes."""
-
-    own: list[Tensor] = field(default_factory=list)
-    carried: list[Tensor] = field(default_factory=list)
-    mean: Any = 0.0
-    squares: Any = 0.0
-
-    def add(self, base: Sequence[Tensor], alone: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
-        """Adds the rows that leave each block. base: B(x). alone: T(x), the model on the base's input. tuned: T(x')."""
-        own, carried, sums, squares = [], [], [], []
-        for b, t, free in zip(base, alone, tuned, strict=True):
-            b, t, free = (x.to(b.device).double() for x in (b, t, free))
-            norms = b.norm(dim=1, keepdim=True)
-            change = ((free - b) / norms).nan_to_num(0.0, 0.0, 0.0)  # a row of zeros has no relative change
-            own.append(((t - b).norm(dim=1) / norms[:, 0]).where(norms[:, 0] > 0, torch.nan).float().cpu())
-            carried.append(((free - t).norm(dim=1) / norms[:, 0]).where(norms[:, 0] > 0, torch.nan).float().cpu())
-            sums.append(change.sum(0).cpu())
-            squares.append(change.square().sum().cpu())
-        self.own.append(torch.stack(own))
-        self.carried.append(torch.stack(carried))
-        self.mean = self.mean + torch.stack(sums)
-        self.squares = self.squares + torch.stack(squares)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """OWN, CARRIED: (blocks, n). direction: the mean change, (blocks, d). share: of the sum of squared norms of all
-        changes, what the mean alone accounts for, were every token changed by it."""
-        own, carried = torch.cat(self.own, 1), torch.cat(self.carried, 1)
-        mean = self.mean / own.shape[1]
-        share = own.shape[1] * mean.square().sum(1) / self.squares
-        return {OWN: own, CARRIED: carried, "direction": mean, "share": share}
-
-
 def compute_block_changes(
     base: BlockStack,
     tuned: Sequence[BlockStack],
@@ -258,7 +224,8 @@ def compute_block_changes(
             return exchange(args, kwargs, found[0], entry.to(found[1].device, found[1].dtype).clone())
 
         for model in tuned:
-            gathered[model.label].add(ends, model.ends(batch, extract, replace_input), model.ends(batch, extract))
+            alone, whole = model.ends(batch, extract, replace_input), model.ends(batch, extract)
+            gathered[model.label].add(ends, alone, whole, _choose_places(batch, extract).sum(1).tolist())
             tally(model.label, batch.mask)
             tally(model.label, batch.mask)
     made = {}

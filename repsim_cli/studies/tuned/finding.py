@@ -49,7 +49,7 @@ OUTPUTS = [
 BINS = 60
 LEAST = 1e-8  # nats that the histogram shows; smaller divergences are rounding
 NAMED, TICKS, MOST = 3, 12, 8  # names in a sentence, blocks along an axis, models of a figure
-LITTLE = 0.05  # of the change of all rows, below which their mean is not a direction that they share
+LITTLE = 0.05  # of the change, below which what texts share of it is not a direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,17 +189,16 @@ def say_restored_effect(blocks: ChangedBlocks) -> str:
 
 
 def say_mean_direction(table: Table, model: str) -> str:
-    """The mean change at the end of the last block, where it has a direction: more than little of the change of all
-    rows, of which the mean of changes that have nothing in common has about one part in as many as there are rows."""
+    """The mean change at the end of the last block, where it has a direction: more than little of the change is what
+    tokens of different texts have in common. Empty where there is one text."""
     rows = [row for row in table.rows if row[0] == model]
-    if not rows:
+    if not rows or (share := rows[-1][3]) is None:
         return ""
-    _, block, _, share, up, down = rows[-1]
-    if share is not None and share < LITTLE:
-        return f"no one direction: the mean change has {share:.2g} of the change after block {block}"
-    known = "" if share is None else f", has {share:.2g} of the change after block {block}"
+    _, block, _, _, up, down = rows[-1]
+    if share < LITTLE:
+        return f"no one direction: texts share {max(share, 0.0):.2g} of the change after block {block}"
     return (
-        f"one direction, the mean change{known}; it promotes "
+        f"one direction, the mean change, has {share:.2g} of the change after block {block}; it promotes "
         f"{' '.join(_list_first_tokens(up))} and demotes {' '.join(_list_first_tokens(down))}"
     )
 

@@ -25,6 +25,7 @@ from repsim_cli.studies.tuned.blocks import (
 )
 from repsim_cli.studies.tuned.changes import Texts, compute_logit_divergences, compute_row_changes, decode_json
 from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks, say_mean_direction, say_restored_effect
+from repsim_cli.studies.tuned.gathered import Gathered
 from repsim_cli.studies.tuned.models import load_next_token_model
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
@@ -269,9 +270,37 @@ def test_tokens_that_are_parts_of_a_character_are_told_apart():
     assert texts.show(texts.tokenizer("é")["input_ids"]) == "é"
 
 
-def test_the_mean_direction_may_have_no_share():
-    table = Table(columns=list("abcdef"), rows=[["tuned", 3, 0.1, None, "'a' 'b'", "'c'"]])
-    assert say_mean_direction(table, "tuned") == "one direction, the mean change; it promotes 'a' 'b' and demotes 'c'"
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (None, ""),
+        (-0.02, "no one direction: texts share 0 of the change after block 3"),
+        (
+            0.5,
+            "one direction, the mean change, has 0.5 of the change after block 3; it promotes 'a' 'b' and demotes 'c'",
+        ),
+    ],
+)
+def test_the_mean_change_is_a_direction_where_texts_share_it(share, said):
+    table = Table(columns=list("abcdef"), rows=[["tuned", 3, 0.1, share, "'a' 'b'", "'c'"]])
+    assert say_mean_direction(table, "tuned") == said
+
+
+def test_what_each_text_changes_by_itself_is_no_shared_direction():
+    """Four texts have a vector of their own each, so that the mean has a quarter of the change."""
+    generator = torch.Generator().manual_seed(0)
+    base, sizes = torch.randn(40, 2000, generator=generator), [4, 16, 10, 10]
+    of_texts = torch.randn(4, 2000, generator=generator).repeat_interleave(torch.tensor(sizes), 0)
+    found = [Gathered(), Gathered(), Gathered()]
+    for each, change, by in zip(
+        found, (of_texts, of_texts[:1].expand(40, -1), of_texts), (sizes, sizes, [40]), strict=True
+    ):
+        each.add([base], [base], [base + change], by)
+    own, shared, alone = (each.tensors() for each in found)
+    assert float(own["share"][0]) == pytest.approx(0, abs=0.05)
+    assert 40 * float(own["direction"][0].square().sum()) / float(found[0].squares[0, 0]) > 0.25
+    assert float(shared["share"][0]) == pytest.approx(1, abs=0.02)
+    assert torch.isnan(alone["share"]).all()
 
 
 def test_blocks_that_cannot_be_run_alone():
