@@ -54,7 +54,7 @@ def say_how_alike(
         said, numbers = _say_both_ways(measured, found)
         if not told:
             told = said
-            yield f"{first} and {second} {said}: {numbers}"
+            yield f"{first} and {second} {said}{_say_within_floor(measured, found, said)}: {numbers}"
             continue
         near = [value if measured.larger_is_closer else -value for _, value in layers]
         noise = find_noise(measured, found[0])
@@ -78,6 +78,16 @@ def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str
     if UNJUDGED in (said, said_back):
         return UNJUDGED, f"{numbers}; back {numbers_back}"
     return f"{said} from {there.first} to {there.second}, and {said_back} back", f"{numbers}; back {numbers_back}"
+
+
+def _say_within_floor(measured: Measured, found: Sequence[Sides], said: str) -> str:
+    """Says of two models that have something in common that no layers are more alike than what stands in a row alone
+    makes them; empty where some are, or where that is not known."""
+    if (floor := measured.floor) is None or said in (NOTHING, BLIND):
+        return ""
+    best = max(float(np.nanmax(sides.closeness)) for sides in found)
+    above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
+    return "" if above else f", and are no more alike than the {floor['unit']} alone would make them"
 
 
 def _contradicts_first(told: str, said: str, near: Sequence[float], least: float) -> bool:

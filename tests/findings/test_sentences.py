@@ -25,7 +25,7 @@ NAN = np.nan
 
 def say(
     *maps, larger=True, names="xyzwv", columns=None, chance=0.001, spread=0.0002, scatter=0.0002, beside=None, null=None,
-    back=None, order="ab", **more,
+    back=None, order="ab", floor=None, **more,
 ):  # fmt: skip
     """The sentences on models a and b of these maps, each of another measure. beside: what every cell has, by name.
     back: of one measure that has a direction, the map from b to a. order: which model is named first. more: what else is
@@ -49,7 +49,7 @@ def say(
             Measured(
                 name=f"m{number}", label=f"m{number}", settings={}, estimate={}, card=card, matrices=matrices,
                 chance={"units": "rows", "spread": spread, "mean": "exact", "orders": 8, "scatter": scatter} | more,
-                null=null,
+                null=null, floor=None if floor is None else {"unit": "token", "value": floor, "of": "two tables"},
             )
         )  # fmt: skip
     return list(say_how_alike(Results(study="similarity", measures=measures), arrays.__getitem__, *order))
@@ -61,6 +61,18 @@ def test_layers_that_are_as_alike_within_error_are_named():
     assert "most alike at y: L 0.90 at y and 0.50 at x and w; as alike within error: z;" in said
     (said,) = say(square(0.5, 0.9, 0.6, 0.5), scatter=0.02)
     assert "within error" not in said
+
+
+@pytest.mark.parametrize(
+    ("floor", "larger", "within"),
+    [(0.95, True, True), (0.85, True, False), (None, True, False), (0.2, False, True), (0.4, False, False)],
+)
+def test_models_that_are_no_more_alike_than_by_the_token_alone(floor, larger, within):
+    """The sentence says first what a title may quote."""
+    (said,) = say(square(0.3, 0.5, 0.7, 0.9), floor=floor, larger=larger, chance=0.001 if larger else 2.0)
+    assert (", and are no more alike than the token alone would make them: " in said) is within
+    (said,) = say(square(0.3, 0.5, 0.7, 0.9), floor=0.95, chance=0.99)
+    assert "token alone would" not in said  # of models that have nothing in common
 
 
 @pytest.mark.parametrize(("scatter", "otherwise"), [(0.0002, True), (0.05, False)])
