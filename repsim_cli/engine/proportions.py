@@ -19,7 +19,7 @@ def count_like(counts: Int[np.ndarray, " u"] | Float[np.ndarray, " u"]) -> float
     return float(counts.sum()) ** 2 / float(np.square(counts.astype(float)).sum())
 
 
-def count_like_freedom(counts: Float[np.ndarray, " u"]) -> int:
+def count_like_freedom(counts: Int[np.ndarray, " u"] | Float[np.ndarray, " u"]) -> int:
     """Counts the degrees of freedom of an error over units that differ in size: one less than the units of one size
     that would say as much, at least 1.
 

@@ -2,12 +2,11 @@
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from helpers.drawn_in_memory import in_memory
 from helpers.printed import ASSETS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,9 +15,8 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import NEAREST, Table
+from repsim_cli.runs.content import NEAREST, Matrix, Measured, Side, Table
 from repsim_cli.studies.likelihoods.distances import (
     LIKELIHOODS,
     centre_twice,
@@ -190,9 +188,10 @@ def test_distances_are_told_apart_by_the_errors_of_their_logarithms():
     values, errors = np.zeros((2, 3, 3))
     for (a, b), value, share in (((0, 1), 1e-10, 0.2), ((0, 2), 3000.0, 0.45), ((1, 2), 2500.0, 0.45)):
         values[a, b], errors[a, b] = value, share * value
-    matrix = SimpleNamespace(values=values, se=errors, n=40, rows=SimpleNamespace(layers=["a", "b", "c"]))
-    results = SimpleNamespace(measures=[SimpleNamespace(matrices=[matrix])], about={"documents": 40})
-    run = cast(Finished, SimpleNamespace(results=results, array=np.asarray, level=0.95))
+    side = Side(model="all", layers=["a", "b", "c"])
+    matrix = Matrix(rows=side, columns=side, values="values", se="errors", n=40)
+    whole = Measured(name="likelihoods", label="nats", settings={}, estimate={}, card={}, matrices=[matrix])
+    run = in_memory({"values": values, "errors": errors}, measures=[whole], about={"documents": 40})
     closest, furthest = (sentence for _, sentence in say_answers(run))
     assert closest.startswith("a with b: 1e-10 nats (")
     assert "told apart" not in closest
@@ -201,14 +200,7 @@ def test_distances_are_told_apart_by_the_errors_of_their_logarithms():
 
 def test_the_map_names_models_at_one_place_apart_from_each_other():
     rows = [["a", 1.0, 2.0, 0.9, 0.1], ["b", 1.0, 2.0, 0.9, 0.1], ["c", -2.0, 0.0, 0.9, 0.1]]
-    run = cast(
-        Finished,
-        SimpleNamespace(
-            results=SimpleNamespace(
-                tables={MAP: Table(columns=["model", "first", "second", "share", "rest"], rows=rows)}
-            )
-        ),
-    )
+    run = in_memory({}, tables={MAP: Table(columns=["model", "first", "second", "share", "rest"], rows=rows)})
     ((_, draw),) = draw_figures(run, whole=False)
     (axes,) = draw().axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "c"]
