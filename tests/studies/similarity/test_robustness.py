@@ -76,7 +76,7 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
 def test_it_is_measured_by_the_study(repsim, newest, stored):
     assert repsim("run", "-q", *stored)[0] == 0
     code, _, err = repsim("analyse", newest(), "+analyses.robustness={}")
-    assert code == 1
+    assert code == 2
     assert "analyses.robustness: the run has no maps under remedies; run it again with" in err
 
 

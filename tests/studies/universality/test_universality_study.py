@@ -117,7 +117,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     assert again["universality"] == record["tables"]["universality"]
     assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 0.0, 1.0, 0.2]]
     code, _, err = repsim("analyse", folder, "+analyses.universality.weights={procrust: 1.0}")
-    assert code == 1
+    assert code == 2
     assert "analyses.universality: weights: no such measure, got 'procrust'; did you mean 'procrustes'?" in err
     code, out, err = repsim("run", *WORDS, f"+options.factors={{any: {FACTOR}}}", "dry_run=true")
     assert code == 0, err
