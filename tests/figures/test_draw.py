@@ -187,6 +187,16 @@ def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(hea
     assert said == ["heads of random weights" if known else lines.UNKNOWN]
 
 
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [({}, "over 9 sequences"), ({"evaluation_documents": 4}, "over 4 documents")],
+    ids=["of before", "of today"],
+)
+def test_errors_of_stitching_are_over_what_the_run_says(over, said):
+    about = {"layer": "affine", "steps": 9, "evaluation_sequences": 9, **over}
+    assert stitching._say(about, "seen", "bands")[1].endswith(said)
+
+
 def test_maps_of_all_kinds_have_the_chosen_colours():
     """Small penalties are bright, as small distances are; no finding names the default map for itself."""
     metric = next(iter(stitching.METRICS))

@@ -251,7 +251,8 @@ def _say(about: Mapping[str, Any], seen: str, shown: str) -> tuple[str, str]:
     """The title of penalties: what is seen, and how it was made."""
     steps = f", {about['steps']:,} steps" if about["steps"] else ""
     layer = f"stitch layer {about['layer'].replace('_', ' ')}{steps}"
-    return seen, f"{layer}; {shown}, over {about['evaluation_sequences']:,} sequences"
+    unit = "documents" if "evaluation_documents" in about else "sequences"  # of a run of before
+    return seen, f"{layer}; {shown}, over {about[f'evaluation_{unit}']:,} {unit}"
 
 
 def _draw_layer_grid(records: Records, metric: str) -> Any:

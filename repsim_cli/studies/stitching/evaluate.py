@@ -173,6 +173,11 @@ class StitchScores:
     documents: Int[np.ndarray, " N"] | None = None
 
     @property
+    def independent(self) -> int:
+        """Counts the documents that errors are over, of sequences without documents these."""
+        return len(sum_by_unit(self.weights, self.documents))
+
+    @property
     def freedom(self) -> int:
         """Counts the degrees of freedom of errors: few where few documents have most of the predictions."""
         return count_like_freedom(sum_by_unit(self.weights, self.documents))

@@ -350,6 +350,7 @@ class Stitching(Study):
             "tokens_per_step": self.recipe.batch * self.extract.length,
             "training_sequences": training if trained else min(training, self.recipe.init_sequences),
             "evaluation_sequences": len(scores.weights),
+            "evaluation_documents": scores.independent,
             "freedom": scores.freedom,
             "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
         }
