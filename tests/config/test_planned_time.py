@@ -5,6 +5,7 @@ import re
 
 import pytest
 from helpers.composing import composed
+from helpers.timers import replace_clock
 
 from repsim_cli import measures
 from repsim_cli.base.planning import collect_unfit
@@ -24,7 +25,7 @@ def test_the_time_of_all_figures_is_planned(repsim):
 def test_other_load_on_the_machine_does_not_make_a_plan_longer(monkeypatch):
     cost.measure_speed.cache_clear()
     late = itertools.count(step=1000.0)
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: next(late))  # as if others had the CPU all the time
+    replace_clock(monkeypatch, cost, perf_counter=lambda: next(late))  # as if others had the CPU all the time
     speed, source = cost.measure_speed("cpu", threads=1)
     assert 1e8 < speed < 1e15
     assert source == "measured on 'cpu' in CPU time, as if nothing else ran"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.nights import nightly
-from helpers.timers import set_timers
+from helpers.timers import replace_clock, set_timers
 
 from repsim_cli import measures
 from repsim_cli.engine import matrices
@@ -229,7 +229,7 @@ def test_lines_of_progress_count_what_comes_later(capsys, monkeypatch):
 
     monkeypatch.delenv(terminal.QUIET, raising=False)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(clock)))
+    replace_clock(monkeypatch, terminal, monotonic=lambda: float(next(clock)))
     list(terminal.Bar()([1, 2], label="pairs of gw", unit="pairs", later=2))
     assert capsys.readouterr().err.splitlines() == [
         "pairs of gw: 1/4 pairs, 0.10/s, 30 s left",

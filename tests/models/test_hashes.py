@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 import pytest
+from helpers.timers import replace_clock
 
 from repsim_cli.models import checkpoints
 from repsim_cli.runs import cache
@@ -18,7 +19,7 @@ def file(tmp_path, monkeypatch):
     """A file that changed an hour ago."""
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     now = time.time_ns
-    monkeypatch.setattr("time.time_ns", lambda: now() + 3600 * 10**9)
+    replace_clock(monkeypatch, checkpoints, time_ns=lambda: now() + 3600 * 10**9)
     place = tmp_path / "weights"
     place.write_bytes(b"as it was")
     return place
@@ -72,7 +73,7 @@ def test_a_file_that_is_replaced_is_read_again(file, read):
 
 
 def test_a_file_that_changed_just_now_is_not_remembered(file, read, monkeypatch):
-    monkeypatch.setattr("time.time_ns", lambda: file.stat().st_ctime_ns + 10**9)
+    replace_clock(monkeypatch, checkpoints, time_ns=lambda: file.stat().st_ctime_ns + 10**9)
     assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
     assert len(read) == 2
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.made_runs import CARDS
 from helpers.pages import inside
-from helpers.timers import set_timers
+from helpers.timers import replace_clock, set_timers
 
 from repsim_cli import report
 from repsim_cli.cli import follow
@@ -24,7 +24,7 @@ def test_a_run_is_followed_until_it_ends(repsim, tmp_path, monkeypatch):
     def passes(seconds):
         next(looks)()
 
-    monkeypatch.setattr(follow.time, "sleep", passes)
+    replace_clock(monkeypatch, follow, sleep=passes)
     monkeypatch.setattr(reader, "is_held", lambda folder: True)
     code, out, _ = repsim("show", "one", "--follow")
     assert code == 0
@@ -48,7 +48,7 @@ def running(tmp_path, monkeypatch):
 
 
 def test_a_line_says_how_far_a_map_is(running, repsim, monkeypatch):
-    monkeypatch.setattr(follow.time, "sleep", lambda seconds: running.finish("failed", "out of luck"))
+    replace_clock(monkeypatch, follow, sleep=lambda seconds: running.finish("failed", "out of luck"))
     code, out, _ = repsim("show", "one", "--follow")
     assert code == 0
     assert out.startswith("cka: 7 of 9 cells, mean 0.643, lowest 0.250, highest 1.000\nstudy: failed")
@@ -61,7 +61,7 @@ def test_the_page_of_a_running_run_reloads_itself(running, repsim, monkeypatch, 
         pages.append(file.read_text())
         running.finish("failed", "out of luck")
 
-    monkeypatch.setattr(report.time, "sleep", passes)
+    replace_clock(monkeypatch, report, sleep=passes)
     assert repsim("report", "one", "--follow")[:2] == (0, f"{file} reloads itself until the run ends\n{file}\n")
     assert inside(pages[0])["reload"] == 5
     ended = inside(file.read_text())
