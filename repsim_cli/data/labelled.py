@@ -164,8 +164,7 @@ class Examples(Data):
 
     def examples(self) -> tuple[list[Example], dict[str, int]]:
         """Reads all examples, which `Sequences.example` numbers, and counts those that are left out, by reason."""
-        examples: list[Example] = []
-        dropped: dict[str, int] = {}
+        examples, dropped = list[Example](), dict[str, int]()
         for example in self.read():
             if isinstance(example, Example):
                 examples.append(example)

@@ -30,6 +30,7 @@ from repsim_cli.base.plain import write_percent
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.copies import count_copied_texts, find_equal_sequences, warn_of_copies
+from repsim_cli.engine.bounds import count_most_rows, find_usual_length
 from repsim_cli.engine.study import OfRows
 from repsim_cli.models.source import AnySource, PrecomputedIds, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
@@ -250,3 +251,14 @@ def make_extraction(
         seed=given["seed"],
         cache=given.get("cache", True),
     )
+
+
+def find_sequence_length(extraction: Extraction) -> int:
+    """Finds how many tokens a sequence usually has."""
+    return find_usual_length(extraction.live, extraction.data, extraction.extract)
+
+
+def count_sequences(extraction: Extraction) -> int:
+    """Counts the sequences of each model, at most: of pooled rows as many as stored rows stand beside them."""
+    wanted = extraction.extract.sequences
+    return min(wanted, count_most_rows(extraction.models, extraction.extract)) if extraction.extract.pooled else wanted

@@ -19,7 +19,6 @@ from repsim_cli.engine.bounds import (
     count_activation_bytes,
     count_all_rows,
     count_most_rows,
-    find_usual_length,
 )
 from repsim_cli.engine.chance import ORDERS
 from repsim_cli.engine.checks import are_documents_known
@@ -33,7 +32,7 @@ from repsim_cli.engine.cost import (
     estimate_sampled,
     takes_features,
 )
-from repsim_cli.engine.extraction import Extraction
+from repsim_cli.engine.extraction import Extraction, count_sequences, find_sequence_length
 from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
 from repsim_cli.engine.left_out import estimate_left_out_cost, find_left_out_measures
 from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_passes
@@ -256,17 +255,6 @@ def list_by_block(comparison: Comparison) -> list[str]:
         for label, source in comparison.live.items()
         if not comparison.side_by_side and goes_by_block(source, comparison.hardware)
     ]
-
-
-def find_sequence_length(extraction: Extraction) -> int:
-    """Tokens of a sequence, usually."""
-    return find_usual_length(extraction.live, extraction.data, extraction.extract)
-
-
-def count_sequences(extraction: Extraction) -> int:
-    """Counts the sequences of each model, at most: of pooled rows as many as stored rows stand beside them."""
-    wanted = extraction.extract.sequences
-    return min(wanted, count_most_rows(extraction.models, extraction.extract)) if extraction.extract.pooled else wanted
 
 
 def count_passes_of_models(extraction: Extraction) -> int:

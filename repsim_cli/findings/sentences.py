@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,11 +84,16 @@ def _say_both_ways(measured: Measured, found: Sequence[Sides]) -> tuple[str, str
 def _say_within_floor(measured: Measured, found: Sequence[Sides], said: str) -> str:
     """Says of two models that have something in common that no layers are more alike than what stands in a row alone
     makes them; empty where some are, or where that is not known."""
-    if (floor := measured.floor) is None or said in (NOTHING, BLIND):
+    if said in (NOTHING, BLIND) or (floor := measured.floor) is None:
         return ""
     best = max(float(np.nanmax(sides.closeness)) for sides in found)
-    above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
+    above = _is_above_floor(floor, best, measured.larger_is_closer)
     return "" if above else f", and are no more alike than the {floor['unit']} alone would make them"
+
+
+def _is_above_floor(floor: Mapping[str, Any], closeness: float, larger: bool) -> bool:
+    """Tells whether layers so close are closer than what stands in a row alone makes them."""
+    return closeness > (floor["value"] if larger else -floor["value"])
 
 
 def _contradicts_first(told: str, said: str, near: Sequence[float], least: float) -> bool:
@@ -143,7 +149,7 @@ def _say(measured: Measured, sides: Sides, ways: Sequence[Sides]) -> tuple[str, 
     beside = [_say_chance(measured, sides, digits)]
     if (floor := measured.floor) is not None:
         best = near[0][0] if measured.larger_is_closer else -near[0][0]
-        above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
+        above = _is_above_floor(floor, best, measured.larger_is_closer)
         than = "" if above else f"no {'more' if measured.larger_is_closer else 'closer'} than "
         beside.append(f"{than}the {floor['unit']} alone {floor['value']:{digits}}")
     return said, f"{what} {numbers}{of}{by}{without}; {', '.join(beside)}"

@@ -323,8 +323,7 @@ def test_an_order_that_leaves_nothing_in_place(lengths):
 
 
 def test_units_are_documents_then_sequences_then_rows():
-    batches = [np.arange(24)]
-    documents, ends = np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
+    batches, documents, ends = [np.arange(24)], np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
     assert find_exchange(documents, ends, batches).what == "documents"
     alone = np.tile([SEQUENCE, 0, 0, 0], 6)
     alone[0] = BOTH

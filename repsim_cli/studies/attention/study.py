@@ -32,7 +32,7 @@ from repsim_cli.engine.cached import Content, open_matrices
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_forward_cost, estimate_products
 from repsim_cli.engine.estimates import join_warnings
-from repsim_cli.engine.extraction import make_extraction
+from repsim_cli.engine.extraction import find_sequence_length, make_extraction
 from repsim_cli.engine.matrices import resume
 from repsim_cli.engine.prepared import SimilarityMatrix
 from repsim_cli.engine.record import measure_record
@@ -130,7 +130,7 @@ class Attention(Study):
 
     def _cells(self) -> float:
         """Cells of the maps of a head, estimated: a word has two tokens or so, with the special ones."""
-        return self.extract.sequences * (footprint.find_sequence_length(self.extraction) / 2) ** 2
+        return self.extract.sequences * (find_sequence_length(self.extraction) / 2) ** 2
 
     def plan(self) -> dict[str, Any]:
         """Describes what a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
@@ -160,7 +160,7 @@ class Attention(Study):
 
     def costs(self, heads: int) -> dict[str, Cost]:
         """Estimates the work: each pair of heads reads every cell of every sentence, some measures with a logarithm."""
-        sentences, length = self.extract.sequences, footprint.find_sequence_length(self.extraction)
+        sentences, length = self.extract.sequences, find_sequence_length(self.extraction)
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
             "forward passes": estimate_forward_cost(self.models.values(), sentences, length, self.hardware),

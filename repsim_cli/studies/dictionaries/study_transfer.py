@@ -20,11 +20,10 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.schemas import attempt, give_up
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cached import hash_arrays
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_dictionaries_cost, estimate_forward_cost
-from repsim_cli.engine.extraction import make_extraction
+from repsim_cli.engine.extraction import find_sequence_length, make_extraction
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.models.source import Source
@@ -148,7 +147,7 @@ class DictionaryTransfer(Study):
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, a batch with logits of two passes, codes, rows of a training."""
         features = max(find_point_width(point, self.live[self.base]) for point in self.points.values())
-        batch = self.hardware.batch_size * footprint.find_sequence_length(self.extraction)
+        batch = self.hardware.batch_size * find_sequence_length(self.extraction)
         vocabulary = max(source.vocabulary for source in self.live.values())
         return {
             "Python and its libraries": 0.6e9,
@@ -170,7 +169,7 @@ class DictionaryTransfer(Study):
         }
 
     def _costs(self) -> dict[str, Cost]:
-        length, count = footprint.find_sequence_length(self.extraction), self.extract.sequences
+        length, count = find_sequence_length(self.extraction), self.extract.sequences
         costs = {"forward passes": Cost()}
         for source in self.live.values():
             replaced = len(KINDS) * len(self.points) if predicts_next(source) else 0

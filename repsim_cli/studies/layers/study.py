@@ -25,7 +25,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_distances_cost, estimate_forward_cost
-from repsim_cli.engine.extraction import Extraction, make_extraction
+from repsim_cli.engine.extraction import Extraction, find_sequence_length, make_extraction
 from repsim_cli.engine.rows import open_rows, prepare, tally
 from repsim_cli.engine.study import RESIDENT, SAMPLING, TEXTS, OfRows, Study
 from repsim_cli.findings.layers import order_layers
@@ -182,7 +182,7 @@ class Layers(Study):
                 [layer.width for layer in each.layers], self.extract.sequences, self.hardware
             )
             for source in each.live.values() if self.without else ():
-                count, length = min(self.without, self.extract.sequences), footprint.find_sequence_length(each)
+                count, length = min(self.without, self.extract.sequences), find_sequence_length(each)
                 alone = estimate_forward_cost([source], count, length, self.hardware, vocabularies=True)
                 without += (source.layers + 1) * alone if not say_why_unskippable(source) else Cost()
         return {"forward passes": passes, "distances": apart, **({"without blocks": without} if self.without else {})}

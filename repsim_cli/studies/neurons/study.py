@@ -14,7 +14,7 @@ from repsim_cli.base.settings import Several
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, count_most_rows, describe_models, suggest_settings
 from repsim_cli.engine.cost import Cost, describe_needs, estimate_neurons_cost
-from repsim_cli.engine.extraction import make_extraction
+from repsim_cli.engine.extraction import find_sequence_length, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import open_rows, prepare
 from repsim_cli.engine.study import TEXTS, OfRows
@@ -110,7 +110,7 @@ class UniversalNeurons(StudyOfRows):
         extract = self.extract
         total = min(
             count_most_rows(self.extraction.models, extract),
-            extract.sequences * footprint.find_sequence_length(self.extraction),
+            extract.sequences * find_sequence_length(self.extraction),
         )
         return {
             "forward passes": footprint.estimate_passes_cost(self.extraction),
